@@ -26,7 +26,7 @@ use crate::{
     deadline::{self, Deadline},
     diagnosis::RecentSpending,
     files::work::Files,
-    identity::{authenticate::Gate, peer::Peer},
+    identity::{authenticate::Authenticator, peer::Peer},
     limit::{Capacity, Holder, Share},
     page::{Column, Page},
     pool_monitor::PoolMonitor,
@@ -53,7 +53,7 @@ struct Shared {
     backend: OnceLock<Arc<Backend>>,
     keyrings: Keyrings,
     /// What callers are judged by.
-    gate: Gate,
+    gate: Authenticator,
     /// The configured pools of interpreters.
     pools: Vec<String>,
     /// Where the interpreters see what the scanner has fetched. `None` where there is no scanner.
@@ -89,7 +89,7 @@ impl Api {
     pub(crate) fn new(
         config: &Config,
         keyrings: Keyrings,
-        gate: Gate,
+        gate: Authenticator,
         lifecycle: Lifecycle,
     ) -> Self {
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
@@ -247,7 +247,7 @@ impl Api {
     }
 
     /// What callers are judged by.
-    pub(crate) fn gate(&self) -> &Gate {
+    pub(crate) fn gate(&self) -> &Authenticator {
         &self.shared.gate
     }
 
@@ -331,7 +331,7 @@ impl Api {
         let backend = Arc::clone(self.backend()?);
         let holder = match request.extensions().get::<Caller>() {
             Some(caller) => Holder::Organization(caller.organization),
-            None => Peer::of(request.extensions()).into(),
+            None => Peer::from_extensions(request.extensions()).into(),
         };
         let share =
             self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;

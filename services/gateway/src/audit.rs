@@ -1,12 +1,13 @@
-//! The audit trail: who did what, from where, to what, and how it ended (docs/adr/0032-audit.md).
+//! The audit log: who did what, from where, to which objects, with which outcome
+//! (docs/adr/0032-audit.md).
 //!
-//! - Every call of a method that writes, or takes out much, has a [`draft::AuditDraft`]. What the store
-//!   changes takes the draft's entry into its transaction; what changes nothing there, or fails, is
-//!   written down when it has ended, before it is answered.
-//! - Calls that are refused (nobody knows who it is, or they may not) are written down once a
-//!   minute and counted, so that a flood of them does not fill the table ([`refusals`]).
-//! - What an entry says of a request are ids and names, found by the contract's descriptors
-//!   ([`methods`]): never what anybody wrote.
+//! - Every call of a method that writes, or exports much, has a [`draft::AuditDraft`]. A change in
+//!   the store includes the draft's entry in its transaction. A call without a change, or one that
+//!   fails, is recorded when it has ended, before its response.
+//! - Refused calls (unauthenticated or unauthorized) are recorded once a minute and counted, so
+//!   that a flood of them does not fill the table ([`refusals`]).
+//! - From a request, an entry has only ids and names, found with the contract's descriptors
+//!   ([`methods`]): never text that somebody wrote.
 
 pub(crate) mod draft;
 pub(crate) mod methods;

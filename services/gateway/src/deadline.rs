@@ -235,14 +235,14 @@ mod tests {
             [("1S", Duration::from_secs(1)), ("1H", Duration::from_secs(1) + GRPC_TIMEOUT)]
         {
             let never = std::future::pending::<Result<Response<Body>, Infallible>>();
-            let Ok(response) = deadline(timeout).answer(never).await;
+            let Ok(response) = deadline(timeout).enforce(never).await;
             assert_eq!(
                 (code(response.headers()), begun.elapsed()),
                 (Some(Code::DeadlineExceeded), after)
             );
         }
         let at_once = async { Ok::<_, Infallible>(Status::ok("").into_http()) };
-        let Ok(response) = deadline("0n").answer(at_once).await;
+        let Ok(response) = deadline("0n").enforce(at_once).await;
         assert_eq!(
             code(response.headers()),
             Some(Code::DeadlineExceeded),

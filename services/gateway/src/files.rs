@@ -1,5 +1,5 @@
-//! `FileService`: what people upload. Rows say what there is, the folder of blobs holds it
-//! (docs/adr/0038-files.md).
+//! `FileService`: files that people upload. Rows have the metadata, the folder of blobs has the
+//! content (docs/adr/0038-files.md).
 
 mod check;
 pub(crate) mod work;
@@ -54,10 +54,10 @@ impl FileService for Api {
         };
         let id = new.id;
         let created =
-            context.store().file_create(&write, new, |file| response_output(&show(file))).await;
+            context.store().file_create(&write, new, |file| response_output(&to_proto(file))).await;
         let created = created.map_err(status::from_store)?;
-        let answer = context.answer(created, no_wake, show).await?;
-        // One of nothing has all its parts.
+        let answer = context.answer(created, no_wake, to_proto).await?;
+        // An empty file has all its parts.
         if answer.get_ref().metadata.as_ref().is_some_and(|metadata| metadata.id == id.to_string())
             && answer
                 .get_ref()
@@ -65,13 +65,13 @@ impl FileService for Api {
                 .as_ref()
                 .is_some_and(|it| it.state() == v1::FileState::Checking)
         {
-            context.backend.files.settle(self.lifecycle(), id).await;
+            context.backend.files.finish_soon(self.lifecycle(), id).await;
             let file = context
                 .store()
                 .file_get(context.organization(), id)
                 .await
                 .map_err(status::from_store)?;
-            return Ok(Response::new(show(&file)));
+            return Ok(Response::new(to_proto(&file)));
         }
         Ok(answer)
     }
@@ -85,45 +85,45 @@ impl FileService for Api {
         let about = |error| status::for_reference(&request.file, error);
         let file = context.store().file_get(context.organization(), id).await.map_err(about)?;
         let size = i64::try_from(request.data.len()).unwrap_or(i64::MAX);
-        let ends = request.offset.saturating_add(size);
+        let end = request.offset.saturating_add(size);
         if file.state == FileState::Ready
-            && ends == file.size
+            && end == file.size
             && is_end(&context, &file, &request).await?
         {
-            return Ok(Response::new(show(&file)));
+            return Ok(Response::new(to_proto(&file)));
         }
-        if let Some(refusal) = refusal(&file, request.offset, ends) {
+        if let Some(refusal) = refusal(&file, request.offset, end) {
             return Err(refusal);
         }
         let folder = context.backend.files.folder();
         let sha256 = *Sha256::digest(&request.data).as_bytes();
         let put = folder.put_part(context.organization(), id, request.data.into()).await;
-        let name = put.map_err(|error| failed(&error))?;
+        let name = put.map_err(|error| folder_error(&error))?;
         let part = NewPart { position: request.offset, size, part: name.uuid(), sha256 };
-        let taken = context
+        let added = context
             .store()
-            .file_part_add(&context.plain_write(), id, part, |file| response_output(&show(file)))
+            .file_part_add(&context.plain_write(), id, part, |file| response_output(&to_proto(file)))
             .await;
-        let file = match taken {
+        let file = match added {
             Ok(PartOutcome::Accepted(file)) => file,
             Ok(PartOutcome::Duplicate(file)) => {
-                superfluous(&context, id, name).await;
+                remove_unreferenced_part(&context, id, name).await;
                 file
             }
             Err(error) => {
-                // Of one that may have been taken all the same it stays.
+                // A part that may have been accepted stays.
                 if !matches!(error, Error::Unavailable(_) | Error::Internal(_)) {
-                    superfluous(&context, id, name).await;
+                    remove_unreferenced_part(&context, id, name).await;
                 }
                 return Err(about(error));
             }
         };
         if file.state != FileState::Checking {
-            return Ok(Response::new(show(&file)));
+            return Ok(Response::new(to_proto(&file)));
         }
-        context.backend.files.settle(self.lifecycle(), id).await;
+        context.backend.files.finish_soon(self.lifecycle(), id).await;
         let file = context.store().file_get(context.organization(), id).await.map_err(about)?;
-        Ok(Response::new(show(&file)))
+        Ok(Response::new(to_proto(&file)))
     }
 
     async fn get_file(
@@ -134,7 +134,7 @@ impl FileService for Api {
         let id = validate::id(&request.file)?;
         let found = context.store().file_get(context.organization(), id).await;
         found
-            .map(|file| Response::new(show(&file)))
+            .map(|file| Response::new(to_proto(&file)))
             .map_err(|error| status::for_reference(&request.file, error))
     }
 
@@ -146,7 +146,7 @@ impl FileService for Api {
         let filter = requests::file_filter(request.filter.unwrap_or_default());
         let found = context.store().file_list(context.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::from_store)?;
-        let (files, info) = page.cut(&found, show, |file| file.cursor(page.key()));
+        let (files, info) = page.cut(&found, to_proto, |file| file.cursor(page.key()));
         Ok(Response::new(ListFilesResponse { files, page: Some(info) }))
     }
 
@@ -158,7 +158,7 @@ impl FileService for Api {
         let id = validate::id(&request.file)?;
         let write = context.write("UpdateFile", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let render = |file: &_| response_output(&show(file));
+        let render = |file: &_| response_output(&to_proto(file));
         let updated = context
             .store()
             .file_update(&write, id, expected, request.name.as_deref(), render)
@@ -167,7 +167,7 @@ impl FileService for Api {
             .answer(
                 updated.map_err(|error| status::for_reference(&request.file, error))?,
                 no_wake,
-                show,
+                to_proto,
             )
             .await
     }
@@ -184,7 +184,7 @@ impl FileService for Api {
         let id = resolver.resolve(&request.file, found, FileId::from_uuid)?;
         let deleted = resolver
             .finish(context.store().file_delete(&write, id, |_| response_output(&())).await)?;
-        context.backend.files.tidy(self.lifecycle());
+        context.backend.files.remove_soon(self.lifecycle());
         context.answer(deleted, no_wake, |_| DeleteFileResponse {}).await
     }
 
@@ -196,7 +196,7 @@ impl FileService for Api {
         let id = validate::id(&request.file)?;
         let found = context.store().file_get(context.organization(), id).await;
         let file = found.map_err(|error| status::for_reference(&request.file, error))?;
-        let sha256 = ready(&file)?;
+        let sha256 = ready_hash(&file)?;
         if request.offset > file.size {
             return Err(Status::out_of_range(format!("offset: the file has {} bytes", file.size)));
         }
@@ -205,18 +205,18 @@ impl FileService for Api {
             0 => file.size.unsigned_abs(),
             length => begin.saturating_add(length.unsigned_abs()),
         };
-        let place = context.backend.files.place(context.organization())?;
+        let permit = context.backend.files.acquire_download(context.organization())?;
         let pieces = context
             .backend
             .files
             .folder()
             .read(context.organization(), &sha256, Some(begin..end))
             .await;
-        let pieces = pieces.map_err(|error| failed(&error))?.map_err(|error| failed(&error));
+        let pieces = pieces.map_err(|error| folder_error(&error))?.map_err(|error| folder_error(&error));
         let mut offset = request.offset;
         let answers = pieces.map_ok(move |data| {
-            // Held until the last piece is given out.
-            let _place = &place;
+            // Held until the last piece is sent.
+            let _permit = &permit;
             let answer = DownloadFileResponse { offset, data: data.into() };
             offset = offset.saturating_add(i64::try_from(answer.data.len()).unwrap_or(i64::MAX));
             answer
@@ -225,8 +225,8 @@ impl FileService for Api {
     }
 }
 
-/// The hash of a file that can be read.
-fn ready(file: &File) -> Result<Sha256, Status> {
+/// Returns the hash of a file that can be read.
+fn ready_hash(file: &File) -> Result<Sha256, Status> {
     match (file.state, file.sha256) {
         (FileState::Ready, Some(sha256)) => Ok(Sha256::from_bytes(sha256)),
         (FileState::Refused, _) => Err(status::precondition(
@@ -238,42 +238,42 @@ fn ready(file: &File) -> Result<Sha256, Status> {
     }
 }
 
-/// Why a part is not even stored.
-fn refusal(file: &File, offset: i64, ends: i64) -> Option<Status> {
+/// Why a part is refused before it is stored.
+fn refusal(file: &File, offset: i64, end: i64) -> Option<Status> {
     match file.state {
-        FileState::Uploading if offset == file.received && ends > file.size => {
+        FileState::Uploading if offset == file.received && end > file.size => {
             Some(status::from_store(Error::TooLong { size: file.size }))
         }
         FileState::Uploading | FileState::Checking
-            if offset == file.received || ends == file.received =>
+            if offset == file.received || end == file.received =>
         {
             None
         }
         FileState::Uploading => {
             Some(status::from_store(Error::WrongOffset { offset: file.received }))
         }
-        FileState::Refused => ready(file).err(),
+        FileState::Refused => ready_hash(file).err(),
         FileState::Checking | FileState::Ready => Some(status::from_store(Error::NotUploading)),
     }
 }
 
-/// Whether a file that is ready ends with this part: who was not told that it was taken sends it
+/// Whether a ready file ends with this part: a client without the response sends the last part
 /// again.
 async fn is_end(
     context: &CallerContext,
     file: &File,
     request: &UploadPartRequest,
 ) -> Result<bool, Status> {
-    let (sha256, begin) = (ready(file)?, request.offset.unsigned_abs());
+    let (sha256, begin) = (ready_hash(file)?, request.offset.unsigned_abs());
     let range = begin..begin.saturating_add(request.data.len() as u64);
     let pieces =
         context.backend.files.folder().read(context.organization(), &sha256, Some(range)).await;
-    let pieces = pieces.map_err(|error| failed(&error))?;
-    let there: Vec<_> = pieces.try_collect().await.map_err(|error| failed(&error))?;
-    Ok(there.concat() == request.data)
+    let pieces = pieces.map_err(|error| folder_error(&error))?;
+    let stored: Vec<_> = pieces.try_collect().await.map_err(|error| folder_error(&error))?;
+    Ok(stored.concat() == request.data)
 }
 
-/// Whether the folder holds a content. One that is not there, or was damaged, is uploaded again.
+/// Whether the folder has the content. Missing or damaged content is uploaded again.
 async fn is_stored(context: &CallerContext, sha256: &Sha256, size: i64) -> Result<bool, Status> {
     let known =
         context.store().file_content_exists(context.organization(), sha256.as_bytes(), size).await;
@@ -281,35 +281,35 @@ async fn is_stored(context: &CallerContext, sha256: &Sha256, size: i64) -> Resul
         return Ok(false);
     }
     let found = context.backend.files.folder().head(context.organization(), sha256).await;
-    Ok(found.map_err(|error| failed(&error))? == Some(size.unsigned_abs()))
+    Ok(found.map_err(|error| folder_error(&error))? == Some(size.unsigned_abs()))
 }
 
-/// Removes a part that no row names. One that stays goes with its upload.
-async fn superfluous(context: &CallerContext, file: FileId, part: PartName) {
+/// Removes a part that no row refers to. If that fails, it is removed with its upload.
+async fn remove_unreferenced_part(context: &CallerContext, file: FileId, part: PartName) {
     if let Err(error) =
         context.backend.files.folder().remove_part(context.organization(), file, part).await
     {
         tracing::debug!(
             error = status::chain(&error),
-            "a superfluous part of a file could not be removed"
+            "an unreferenced part of a file could not be removed"
         );
     }
 }
 
-fn failed(error: &FolderError) -> Status {
+fn folder_error(error: &FolderError) -> Status {
     match error {
         FolderError::Missing | FolderError::Corrupt | FolderError::TooLarge(_) => {
-            status::internal("a file is not in the folder as its row says", error)
+            status::internal("the content of a file does not match its row", error)
         }
         error => {
-            tracing::warn!(error = status::chain(error), "the folder of files failed");
-            status::unavailable("the folder of files cannot be used at the moment")
+            tracing::warn!(error = status::chain(error), "the folder of files folder_error");
+            status::unavailable("the folder of files is unavailable at the moment")
         }
     }
 }
 
-/// A file as clients see it.
-fn show(file: &File) -> v1::File {
+/// Converts a file for clients.
+fn to_proto(file: &File) -> v1::File {
     let digits = |hash: Option<[u8; 32]>| {
         hash.map(|hash| Sha256::from_bytes(hash).to_string()).unwrap_or_default()
     };

@@ -1,11 +1,12 @@
-//! Who calls, and whether they may: one layer that every method passes, whatever protocol it came
-//! through (docs/adr/0027-identity.md).
+//! Authentication and authorization: one layer in front of every method, for all protocols
+//! (docs/adr/0027-identity.md).
 //!
-//! - The caller is found from an API key, a token of the configured issuer, or, without
-//!   credentials, from where they are ([`authenticate`]). Who presents credentials is judged by
-//!   them alone.
-//! - What a method needs stands in one table ([`rules`]); a method that is not in it is refused.
-//! - The layer puts the [`crate::caller::Caller`] into the request; a method that finds none
+//! - The caller is identified by an API key, a token of the configured issuer, or, without
+//!   credentials, by the connection ([`authenticate`]). A caller with credentials is judged by the
+//!   credentials alone.
+//! - One table has the permissions that each method needs ([`rules`]). A method that is not in the
+//!   table is refused.
+//! - The layer puts the [`crate::caller::Caller`] into the request. A method without a caller
 //!   refuses ([`crate::caller::identify`]).
 
 pub(crate) mod authenticate;

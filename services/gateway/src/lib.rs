@@ -78,7 +78,7 @@ use crate::{
     api::{Api, Backend},
     audit::writer::AuditWriter,
     files::work::Files,
-    identity::authenticate::Gate,
+    identity::authenticate::Authenticator,
     pool_monitor::PoolMonitor,
     protocols::operator,
     providers_client::ProvidersClient,
@@ -117,7 +117,7 @@ async fn start(
         secrets: context.common().secrets_keys()?.as_ref().map(keyring).transpose()?.map(Arc::new),
         tokens: context.common().token_keys()?.map(Arc::new),
     };
-    let api = Api::new(config, keyrings.clone(), Gate::new(config)?, lifecycle.clone());
+    let api = Api::new(config, keyrings.clone(), Authenticator::new(config)?, lifecycle.clone());
     let socket = socket::open(passed, config.gateway_socket.as_deref())?;
     let (database, nats) =
         (context.readiness().register("postgresql"), context.readiness().register("nats"));

@@ -217,7 +217,7 @@ impl Shared {
     fn account(&self, request: &Request<Body>) -> Account {
         // Every request comes over a connection.
         let connection = request.extensions().get().cloned().unwrap_or_else(Connection::uncounted);
-        let network = Peer::of(request.extensions()).into();
+        let network = Peer::from_extensions(request.extensions()).into();
         Account::new(
             Arc::clone(self.api.capacity()),
             connection,
@@ -365,7 +365,7 @@ impl Shared {
     ) -> impl Future<Output = Result<Option<Metered>, Status>> + Send + use<'_> {
         // The body of a request for no method is not read.
         let admitted =
-            method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
+            method.map(|method| identity::guard::authorize(&self.api, method.path.path(), request));
         let account = request.extensions().get::<Account>().cloned();
         async move {
             match (admitted, account) {

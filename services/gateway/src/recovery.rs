@@ -72,7 +72,7 @@ impl RecoveryService for Api {
         let letters =
             bus.dead_letters(request.after, limit).await.map_err(|error| to_status(0, &error))?;
         Ok(Response::new(ListDeadLettersResponse {
-            letters: letters.into_iter().map(letter).collect(),
+            letters: letters.into_iter().map(to_proto).collect(),
         }))
     }
 

@@ -125,8 +125,11 @@ impl SecretService for Api {
         let id = match found {
             Ok(secret) => {
                 let id = resolver.resolve(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
-                let mut checked =
-                    requests::check_secret_update(bindings_change.as_ref(), value.is_some(), &secret);
+                let mut checked = requests::check_secret_update(
+                    bindings_change.as_ref(),
+                    value.is_some(),
+                    &secret,
+                );
                 if bindings_change.is_some() && value.is_none() {
                     // Whether the bindings are within the present ones was decided for the secret
                     // as it was read.

@@ -20,7 +20,7 @@ use anyhow::Context as _;
 use socket2::{SockRef, Type};
 use tokio::net::UnixListener;
 
-use crate::identity::authenticate::own_uid;
+use crate::identity::authenticate::current_uid;
 
 /// The first passed descriptor (`sd_listen_fds(3)`).
 const FIRST_PASSED_FD: RawFd = 3;
@@ -98,7 +98,7 @@ fn check(passed: OwnedFd, configured: Option<&Path>) -> anyhow::Result<UnixListe
         metadata.file_type().is_socket(),
         "{display} is not the socket that was passed"
     );
-    anyhow::ensure!(own_uid() == Some(metadata.uid()), "{display} belongs to another user");
+    anyhow::ensure!(current_uid() == Some(metadata.uid()), "{display} belongs to another user");
     anyhow::ensure!(
         metadata.mode() & 0o077 == 0,
         "others may open {display}: its mode has to be 0600 (SocketMode=0600)"

@@ -121,7 +121,7 @@ pub(crate) async fn wait_for_revocation(store: &Store, caller: &Caller) {
     loop {
         tokio::time::sleep(ACCESS_CHECK_INTERVAL).await;
         // Without the database, nothing is known about the caller.
-        if let Ok(false) = authenticate::holds(store, caller).await {
+        if let Ok(false) = authenticate::is_still_valid(store, caller).await {
             return;
         }
     }

@@ -88,7 +88,9 @@ impl TaskService for Api {
             && let Some(shown) = &mut shown.status
         {
             match context.store().task_descendants(context.organization(), task).await {
-                Ok(below) => shown.subtask_totals = Some(Box::new(convert::descendant_totals(&below))),
+                Ok(below) => {
+                    shown.subtask_totals = Some(Box::new(convert::descendant_totals(&below)))
+                }
                 // The task itself is returned in any case.
                 Err(error) => {
                     tracing::warn!(%task, error = chain(&error), "what is below a task cannot be read")

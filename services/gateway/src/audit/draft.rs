@@ -1,4 +1,4 @@
-//! What is known of one call that writes, while it runs.
+//! The draft of an audit entry, while its call runs.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -12,10 +12,10 @@ use tonic::Code;
 use super::{
     methods::{self, Method},
     objects,
-    origin::{Known, Origin, number},
+    origin::{Known, Origin, code_number},
 };
 
-/// Goes with a request, from the layer that finds out who calls to the store and back.
+/// Passed along with a request, from the authentication layer to the store and back.
 pub(crate) struct AuditDraft {
     method: &'static Method,
     /// Without objects and outcome.
@@ -30,32 +30,32 @@ impl AuditDraft {
         Self { method, entry, objects: Mutex::default(), written: Arc::default() }
     }
 
-    /// Notes what a request names.
-    pub(crate) fn read(&self, request: &impl Message) {
-        for object in self.method.asked(&request.encode_to_vec()) {
-            self.touch(&object);
+    /// Adds the objects that a request names.
+    pub(crate) fn add_request_objects(&self, request: &impl Message) {
+        for object in self.method.request_objects(&request.encode_to_vec()) {
+            self.add_object(&object);
         }
     }
 
-    /// Notes what the call is about besides that.
-    pub(crate) fn touch(&self, object: &str) {
+    /// Adds another object of the call.
+    pub(crate) fn add_object(&self, object: &str) {
         objects::add(
             object.as_bytes(),
             &mut self.objects.lock().unwrap_or_else(PoisonError::into_inner),
         );
     }
 
-    /// For a write, which stores the entry with what it changes.
+    /// For a write, which stores the entry with its change.
     pub(crate) fn audit(&self) -> Audit {
         let written = Arc::clone(&self.written);
-        Audit { entry: self.entry(Code::Ok), response_objects: methods::answered, written }
+        Audit { entry: self.entry(Code::Ok), response_objects: methods::response_objects, written }
     }
 
-    /// The entry, as it is when the call ends like this. It always has the same id, so that it is
-    /// never there twice.
+    /// The entry of a call with this outcome. Its id is always the same, so that it is never stored
+    /// twice.
     pub(crate) fn entry(&self, code: Code) -> AuditEntry {
         let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        AuditEntry { objects, code: number(code), ..self.entry.clone() }
+        AuditEntry { objects, code: code_number(code), ..self.entry.clone() }
     }
 
     /// Whether a write has stored the entry.

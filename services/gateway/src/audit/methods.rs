@@ -1,4 +1,4 @@
-//! What the trail says of each method, by the contract's descriptors: a new method needs no line
+//! The audit properties of each method, from the contract's descriptors: a new method needs no code
 //! here.
 
 use std::{
@@ -13,64 +13,63 @@ use prost_reflect::{
 
 use super::objects;
 
-/// Fields that name something, besides those that are called after what a method's name ends with
-/// (`task`, `api_key`, …).
-const NAMES: [&str; 5] = ["letter", "models", "parent", "provider", "user"];
+/// Fields that name objects, in addition to those named after the objects of methods (`task`,
+/// `api_key`, …).
+const OBJECT_FIELDS: [&str; 5] = ["letter", "models", "parent", "provider", "user"];
 
-/// The service of our own keys, and what it calls one.
-const KEYS: &str = "KeyService";
+/// The service of API keys, and its field with the id of a key.
+const KEY_SERVICE: &str = "KeyService";
 const API_KEY: &str = "api_key";
 
-/// A method, as the trail sees it.
+/// The audit properties of a method.
 #[derive(Debug)]
 pub(crate) struct Method {
     /// `TaskService/CreateTask`.
     pub(crate) name: String,
-    /// Each call leaves an entry: because it changes something, or takes out much.
+    /// Each call has an entry, because it changes something or exports much.
     pub(crate) writes: bool,
-    /// Where ids and names stand in a request.
+    /// Paths of the ids and names in a request.
     request: Vec<Vec<u32>>,
-    /// Where the id of what was made or changed stands in an answer.
-    answer: Vec<Vec<u32>>,
+    /// Paths of the id of a created or changed object in a response.
+    response: Vec<Vec<u32>>,
 }
 
 static BY_PATH: LazyLock<HashMap<String, Method>> = LazyLock::new(|| {
     let methods: Vec<_> = construct_proto::methods().collect();
     let names: BTreeSet<String> =
-        methods.iter().map(|method| noun(method.name())).chain(NAMES.map(str::to_owned)).collect();
-    // What the service of our own keys calls an `api_key` is the id of one; elsewhere it is a
-    // vendor's key itself.
-    let elsewhere: BTreeSet<String> =
+        methods.iter().map(|method| noun(method.name())).chain(OBJECT_FIELDS.map(str::to_owned)).collect();
+    // In the service of API keys, `api_key` is an id; names_without_key it is a vendor's key itself.
+    let names_without_key: BTreeSet<String> =
         names.iter().filter(|name| *name != API_KEY).cloned().collect();
-    let described = |method: &MethodDescriptor| Method {
+    let method_properties = |method: &MethodDescriptor| Method {
         name: format!("{}/{}", method.parent_service().name(), method.name()),
         writes: writes(method),
-        request: named(
+        request: request_paths(
             &method.input(),
-            if method.parent_service().name() == KEYS { &names } else { &elsewhere },
+            if method.parent_service().name() == KEY_SERVICE { &names } else { &names_without_key },
         ),
-        answer: made(&method.output()),
+        response: response_paths(&method.output()),
     };
     let path = |method: &MethodDescriptor| {
         format!("/{}/{}", method.parent_service().full_name(), method.name())
     };
-    methods.iter().map(|method| (path(method), described(method))).collect()
+    methods.iter().map(|method| (path(method), method_properties(method))).collect()
 });
 
-/// The method of this path, if it is one of ours.
-pub(crate) fn of(path: &str) -> Option<&'static Method> {
+/// The method of this path, if it is one of the contract.
+pub(crate) fn find_method(path: &str) -> Option<&'static Method> {
     BY_PATH.get(path)
 }
 
-/// What an answer of the method with this name names.
-pub(crate) fn answered(name: &str, answer: &[u8]) -> Vec<String> {
-    let Some(method) = of(&format!("/construct.v1.{name}")) else { return Vec::new() };
-    find(&method.answer, answer)
+/// The objects in a response of the method with this name.
+pub(crate) fn response_objects(name: &str, response: &[u8]) -> Vec<String> {
+    let Some(method) = find_method(&format!("/construct.v1.{name}")) else { return Vec::new() };
+    find(&method.response, response)
 }
 
 impl Method {
-    /// What a request names.
-    pub(crate) fn asked(&self, request: &[u8]) -> Vec<String> {
+    /// The objects in a request.
+    pub(crate) fn request_objects(&self, request: &[u8]) -> Vec<String> {
         find(&self.request, request)
     }
 }
@@ -78,7 +77,7 @@ impl Method {
 fn find(paths: &[Vec<u32>], message: &[u8]) -> Vec<String> {
     let paths: Vec<&[u32]> = paths.iter().map(Vec::as_slice).collect();
     let mut found = Vec::new();
-    objects::find(message, &paths, &mut found);
+    objects::collect(message, &paths, &mut found);
     found
 }
 
@@ -89,7 +88,7 @@ fn writes(method: &MethodDescriptor) -> bool {
     options::is_audited(method) || !reads
 }
 
-/// `CreateApiKey` as `api_key`.
+/// Converts `CreateApiKey` to `api_key`.
 fn noun(method: &str) -> String {
     let mut noun = String::new();
     for (index, letter) in method.char_indices() {
@@ -101,8 +100,8 @@ fn noun(method: &str) -> String {
     noun.split_once('_').map(|(_, noun)| noun.to_owned()).unwrap_or_default()
 }
 
-/// Where fields with these names stand in a request, or in its specification.
-fn named(message: &MessageDescriptor, names: &BTreeSet<String>) -> Vec<Vec<u32>> {
+/// Paths of fields with these names in a request, or in its specification.
+fn request_paths(message: &MessageDescriptor, names: &BTreeSet<String>) -> Vec<Vec<u32>> {
     let mut paths = Vec::new();
     for field in message.fields() {
         match field.kind() {
@@ -110,7 +109,7 @@ fn named(message: &MessageDescriptor, names: &BTreeSet<String>) -> Vec<Vec<u32>>
                 paths.push(vec![field.number()])
             }
             Kind::Message(spec) if field.name() == "spec" => {
-                let deeper = named(&spec, names).into_iter();
+                let deeper = request_paths(&spec, names).into_iter();
                 paths.extend(deeper.map(|path| [vec![field.number()], path].concat()));
             }
             _ => {}
@@ -119,9 +118,9 @@ fn named(message: &MessageDescriptor, names: &BTreeSet<String>) -> Vec<Vec<u32>>
     paths
 }
 
-/// Where the id stands of what an answer shows: in its metadata, in that of the one thing it holds,
-/// or at its top.
-fn made(message: &MessageDescriptor) -> Vec<Vec<u32>> {
+/// Paths of the object's id in a response: in its metadata, in that of its only part, or at its top
+/// level.
+fn response_paths(message: &MessageDescriptor) -> Vec<Vec<u32>> {
     let id = |message: &MessageDescriptor| {
         let field = message.get_field_by_name("metadata")?;
         let Kind::Message(metadata) = field.kind() else { return None };
@@ -148,11 +147,11 @@ mod tests {
     use super::*;
 
     fn method(name: &str) -> &'static Method {
-        of(&format!("/construct.v1.{name}")).expect("there is such a method")
+        find_method(&format!("/construct.v1.{name}")).expect("the method exists")
     }
 
     #[test]
-    fn what_leaves_an_entry_is_known_and_reading_leaves_none() {
+    fn only_writes_and_exports_have_entries() {
         for (name, writes) in [
             ("TaskService/CreateTask", true),
             ("KeyService/ExchangeSetupCode", true),
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_and_names_are_found_and_nothing_that_anybody_wrote() {
+    fn request_objects_are_ids_and_names_only() {
         let text = v1::block::Block::Text(v1::Text { text: "task".into() });
         let spec = v1::MessageSpec {
             task: "task_1".into(),
@@ -179,8 +178,8 @@ mod tests {
             ..v1::MessageSpec::default()
         };
         let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: "k".into() };
-        let asked = |name: &str, request: Vec<u8>| method(name).asked(&request);
-        assert_eq!(asked("MessageService/CreateMessage", request.encode_to_vec()), ["task_1"]);
+        let objects = |name: &str, request: Vec<u8>| method(name).request_objects(&request);
+        assert_eq!(objects("MessageService/CreateMessage", request.encode_to_vec()), ["task_1"]);
         let spec = v1::SecretSpec {
             name: "TOKEN".into(),
             value: "hunter2".into(),
@@ -188,7 +187,7 @@ mod tests {
         };
         let request = v1::CreateSecretRequest { spec: Some(spec), idempotency_key: "k".into() };
         assert_eq!(
-            asked("SecretService/CreateSecret", request.encode_to_vec()),
+            objects("SecretService/CreateSecret", request.encode_to_vec()),
             Vec::<String>::new()
         );
         let request = v1::UpdateSecretRequest {
@@ -196,7 +195,7 @@ mod tests {
             value: Some("hunter2".into()),
             ..v1::UpdateSecretRequest::default()
         };
-        assert_eq!(asked("SecretService/UpdateSecret", request.encode_to_vec()), ["TOKEN"]);
+        assert_eq!(objects("SecretService/UpdateSecret", request.encode_to_vec()), ["TOKEN"]);
         let spec = v1::ModelProviderSpec {
             name: "anthropic".into(),
             api_key: "sk-ant-api03-hunter2".into(),
@@ -205,9 +204,9 @@ mod tests {
         let request =
             v1::CreateModelProviderRequest { spec: Some(spec), idempotency_key: "k".into() };
         assert_eq!(
-            asked("ModelProviderService/CreateModelProvider", request.encode_to_vec()),
+            objects("ModelProviderService/CreateModelProvider", request.encode_to_vec()),
             Vec::<String>::new(),
-            "a vendor's key is in the trail"
+            "a vendor's key is in the audit log"
         );
         let request = v1::UpdateModelProviderRequest {
             model_provider: "anthropic".into(),
@@ -215,40 +214,40 @@ mod tests {
             ..v1::UpdateModelProviderRequest::default()
         };
         assert_eq!(
-            asked("ModelProviderService/UpdateModelProvider", request.encode_to_vec()),
+            objects("ModelProviderService/UpdateModelProvider", request.encode_to_vec()),
             ["anthropic"]
         );
         let request = v1::RevokeApiKeyRequest {
             api_key: "key_1".into(),
             ..v1::RevokeApiKeyRequest::default()
         };
-        assert_eq!(asked("KeyService/RevokeApiKey", request.encode_to_vec()), ["key_1"]);
+        assert_eq!(objects("KeyService/RevokeApiKey", request.encode_to_vec()), ["key_1"]);
         let request = v1::ForkTaskRequest {
             task: "task_1".into(),
             message: "msg_1".into(),
             idempotency_key: "k".into(),
             ..v1::ForkTaskRequest::default()
         };
-        assert_eq!(asked("TaskService/ForkTask", request.encode_to_vec()), ["task_1", "msg_1"]);
+        assert_eq!(objects("TaskService/ForkTask", request.encode_to_vec()), ["task_1", "msg_1"]);
         let request = v1::DropDeadLetterRequest { letter: 17 };
-        assert_eq!(asked("RecoveryService/DropDeadLetter", request.encode_to_vec()), ["17"]);
+        assert_eq!(objects("RecoveryService/DropDeadLetter", request.encode_to_vec()), ["17"]);
         let request = v1::CreateModelTokenRequest {
             models: vec!["a".into(), "b".into(), "a".into(), "not a name".into()],
             ..v1::CreateModelTokenRequest::default()
         };
         assert_eq!(
-            asked("ModelTokenService/CreateModelToken", request.encode_to_vec()),
+            objects("ModelTokenService/CreateModelToken", request.encode_to_vec()),
             ["a", "b"]
         );
         let request = v1::ExchangeSetupCodeRequest { code: "cs_secret".into() };
         assert_eq!(
-            asked("KeyService/ExchangeSetupCode", request.encode_to_vec()),
+            objects("KeyService/ExchangeSetupCode", request.encode_to_vec()),
             Vec::<String>::new()
         );
     }
 
     #[test]
-    fn of_an_answer_the_id_is_found_and_no_key() {
+    fn response_objects_have_the_id_and_no_key() {
         let metadata = Some(v1::Metadata { id: "key_1".into(), ..v1::Metadata::default() });
         let api_key = Some(v1::ApiKey {
             metadata: metadata.clone(),
@@ -256,22 +255,21 @@ mod tests {
             ..v1::ApiKey::default()
         });
         let answer = v1::CreateApiKeyResponse { api_key, key: "ct_secret".into() };
-        assert_eq!(answered("KeyService/CreateApiKey", &answer.encode_to_vec()), ["key_1"]);
+        assert_eq!(response_objects("KeyService/CreateApiKey", &answer.encode_to_vec()), ["key_1"]);
         let task = v1::Task { metadata, ..v1::Task::default() };
-        assert_eq!(answered("TaskService/CreateTask", &task.encode_to_vec()), ["key_1"]);
-        assert_eq!(answered("TaskService/CreateTask", b"\xff\xff"), Vec::<String>::new());
-        assert_eq!(answered("SignIn", b""), Vec::<String>::new());
+        assert_eq!(response_objects("TaskService/CreateTask", &task.encode_to_vec()), ["key_1"]);
+        assert_eq!(response_objects("TaskService/CreateTask", b"\xff\xff"), Vec::<String>::new());
+        assert_eq!(response_objects("SignIn", b""), Vec::<String>::new());
     }
 
-    /// No field of a write that holds a secret or what somebody wrote is called like one that names
-    /// something.
+    /// No field of a write with a secret or a text is named like a field with an object.
     #[test]
-    fn only_what_is_meant_to_be_is_taken_for_a_name() {
+    fn secret_and_text_fields_are_no_objects() {
         let methods: Vec<_> = construct_proto::methods().collect();
         let names: BTreeSet<String> = methods
             .iter()
             .map(|method| noun(method.name()))
-            .chain(NAMES.map(str::to_owned))
+            .chain(OBJECT_FIELDS.map(str::to_owned))
             .collect();
         let forbidden = [
             "value",

@@ -1,20 +1,20 @@
-//! Ids and names out of a message, by the numbers of their fields. What is not asked for is skipped
-//! without being looked at.
+//! Collects ids and names from an encoded message, by field numbers. Other fields are skipped
+//! without being decoded.
 
 use prost::{
     bytes::Buf as _,
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-/// Objects of an entry at most.
-pub(super) const MOST: usize = 32;
-/// Characters of an id or name at most.
-const LONGEST: usize = 128;
+/// Maximum number of objects of an entry.
+pub(super) const MAX_OBJECTS: usize = 32;
+/// Maximum length of an id or name.
+const MAX_OBJECT_BYTES: usize = 128;
 
-/// Adds what stands at `paths` in `message`. A message that cannot be read gives what stood before
-/// that.
-pub(super) fn find(mut message: &[u8], paths: &[&[u32]], found: &mut Vec<String>) {
-    while message.has_remaining() && found.len() < MOST {
+/// Collects the values at `paths` in `message`. From a malformed message it collects the values
+/// before the error.
+pub(super) fn collect(mut message: &[u8], paths: &[&[u32]], objects: &mut Vec<String>) {
+    while message.has_remaining() && objects.len() < MAX_OBJECTS {
         let Ok((number, wire)) = decode_key(&mut message) else { return };
         let at = |path: &&&[u32]| path.first() == Some(&number);
         match wire {
@@ -30,15 +30,15 @@ pub(super) fn find(mut message: &[u8], paths: &[&[u32]], found: &mut Vec<String>
                 message = rest;
                 let deeper: Vec<&[u32]> = paths.iter().filter(at).map(|path| &path[1..]).collect();
                 if deeper.iter().any(|path| path.is_empty()) {
-                    add(value, found);
+                    add(value, objects);
                 } else if !deeper.is_empty() {
-                    find(value, &deeper, found);
+                    collect(value, &deeper, objects);
                 }
             }
             WireType::Varint => {
                 let Ok(value) = decode_varint(&mut message) else { return };
                 if paths.iter().filter(at).any(|path| path.len() == 1) {
-                    add(value.to_string().as_bytes(), found);
+                    add(value.to_string().as_bytes(), objects);
                 }
             }
             _ => {
@@ -50,15 +50,15 @@ pub(super) fn find(mut message: &[u8], paths: &[&[u32]], found: &mut Vec<String>
     }
 }
 
-/// Adds an id or a name. Whatever else stands in such a field is not for the trail.
-pub(super) fn add(value: &[u8], found: &mut Vec<String>) {
+/// Adds an id or a name. Any other content of the field is ignored.
+pub(super) fn add(value: &[u8], objects: &mut Vec<String>) {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-:/@".contains(byte);
-    if value.is_empty() || value.len() > LONGEST || !value.iter().all(plain) || found.len() >= MOST
+    if value.is_empty() || value.len() > MAX_OBJECT_BYTES || !value.iter().all(plain) || objects.len() >= MAX_OBJECTS
     {
         return;
     }
     let text = String::from_utf8_lossy(value).into_owned();
-    if !found.contains(&text) {
-        found.push(text);
+    if !objects.contains(&text) {
+        objects.push(text);
     }
 }

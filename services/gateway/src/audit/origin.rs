@@ -1,4 +1,4 @@
-//! Where a call comes from, as the trail says it.
+//! The origin of a call, for its audit entry.
 
 use construct_domain::{ApiKeyId, AuditEntryId, OrganizationId, UserId};
 use construct_runtime::clock;
@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use crate::{caller::Caller, identity::peer::Peer};
 
-/// What the client calls a request.
+/// The client's id of a request.
 const REQUEST_ID: &str = "x-request-id";
-/// Characters that are kept of what a client says of itself.
-const LONGEST: usize = 200;
+/// Maximum characters of a header in an entry.
+const MAX_HEADER_CHARS: usize = 200;
 
-/// How a call came.
+/// The protocol of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Protocol {
     Grpc,
@@ -27,9 +27,9 @@ pub(crate) enum Protocol {
     Rest,
     /// Server-sent events.
     Sse,
-    /// The operator protocol's lines as they are.
+    /// The lines of the operator protocol.
     Operator,
-    /// The same over a WebSocket.
+    /// The operator protocol over a WebSocket.
     WebSocket,
 }
 
@@ -46,13 +46,13 @@ impl Protocol {
         }
     }
 
-    /// Whether it speaks the operator protocol.
+    /// Whether it is the operator protocol.
     pub(crate) const fn is_operator(self) -> bool {
         matches!(self, Self::Operator | Self::WebSocket)
     }
 }
 
-/// Who is known to call.
+/// An identified caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Known {
     pub(crate) organization: OrganizationId,
@@ -66,8 +66,7 @@ impl From<&Caller> for Known {
     }
 }
 
-/// What a request says of where it comes from. Texts are made of it only when there is an entry to
-/// write.
+/// The origin of a request. It is formatted only when there is an entry to write.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     pub(crate) protocol: Protocol,
@@ -77,19 +76,19 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn of<B>(request: &Request<B>) -> Self {
+    pub(crate) fn from_request<B>(request: &Request<B>) -> Self {
         let (headers, extensions) = (request.headers(), request.extensions());
         Self {
-            // A protocol says who it is; what comes straight to the services is gRPC.
+            // Protocols set themselves; requests that reach the services directly are gRPC.
             protocol: extensions.get::<Protocol>().copied().unwrap_or(Protocol::Grpc),
-            peer: Peer::of(extensions),
+            peer: Peer::from_extensions(extensions),
             user_agent: headers.get(header::USER_AGENT).cloned(),
             request_id: headers.get(REQUEST_ID).cloned(),
         }
     }
 
-    /// An entry for one call that begins now. What nobody is known to have done is in the
-    /// operator's trail.
+    /// Creates an entry for one call that starts now. Calls of unknown callers belong to the
+    /// operator's organization.
     pub(crate) fn entry(&self, method: &str, known: Option<Known>, code: Code) -> AuditEntry {
         AuditEntry {
             id: AuditEntryId::from_uuid(Uuid::now_v7()),
@@ -99,31 +98,31 @@ impl Origin {
             method: method.to_owned(),
             protocol: self.protocol.as_str().to_owned(),
             peer: self.peer.to_string(),
-            user_agent: text(self.user_agent.as_ref()),
+            user_agent: header_text(self.user_agent.as_ref()),
             objects: Vec::new(),
-            code: number(code),
+            code: code_number(code),
             count: 1,
-            request_id: text(self.request_id.as_ref()),
-            trace_id: trace(),
+            request_id: header_text(self.request_id.as_ref()),
+            trace_id: trace_id(),
             created_at: clock::now(),
         }
     }
 }
 
-/// A code as entries have it.
-pub(crate) fn number(code: Code) -> u8 {
-    // There are 17.
+/// The code_number of a code in entries.
+pub(crate) fn code_number(code: Code) -> u8 {
+    // There are 17 codes.
     u8::try_from(i32::from(code)).unwrap_or(2)
 }
 
-/// What a header says, as far as it is shown.
-fn text(value: Option<&HeaderValue>) -> String {
+/// The text of a header, truncated.
+fn header_text(value: Option<&HeaderValue>) -> String {
     let value = value.and_then(|value| value.to_str().ok()).unwrap_or_default();
-    value.chars().take(LONGEST).collect()
+    value.chars().take(MAX_HEADER_CHARS).collect()
 }
 
-/// The trace that the current span belongs to, where one is recorded.
-fn trace() -> String {
+/// The trace of the current span, if it is sampled.
+fn trace_id() -> String {
     let context = tracing::Span::current().context();
     let context = context.span().span_context().clone();
     if context.is_valid() { context.trace_id().to_string() } else { String::new() }

@@ -1,4 +1,4 @@
-//! `AuditService`: the trail, read.
+//! `AuditService`: reads the audit log.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::{api::Api, convert, metrics, status, validate::requests};
 
-/// Entries that are read at once for an export.
-const AT_ONCE: u32 = 500;
+/// Number of entries of one query of an export.
+const PAGE_LIMIT: u32 = 500;
 
-fn shown(entry: &AuditEntry) -> v1::AuditEntry {
+fn to_proto(entry: &AuditEntry) -> v1::AuditEntry {
     v1::AuditEntry {
         id: entry.id.to_string(),
         time: Some(convert::time(entry.created_at)),
@@ -47,7 +47,7 @@ impl AuditService for Api {
         let found =
             context.store().audit_list(context.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::from_store)?;
-        let (audit_entries, info) = page.cut(&found, shown, |entry| entry.cursor(page.key()));
+        let (audit_entries, info) = page.cut(&found, to_proto, |entry| entry.cursor(page.key()));
         Ok(Response::new(ListAuditEntriesResponse { audit_entries, page: Some(info) }))
     }
 
@@ -57,10 +57,10 @@ impl AuditService for Api {
     ) -> Result<Response<Self::ExportAuditEntriesStream>, Status> {
         let (context, request) = self.begin_unchecked_request(request)?;
         let mut filter = requests::export_audit_entries(&request)?;
-        // It lasts as long as the client takes: like a subscription, and bounded with them.
-        let place = self.acquire_subscription_permit(context.organization())?;
+        // An export may take long, like a subscription, so it counts as one.
+        let permit = self.acquire_subscription_permit(context.organization())?;
         let (backend, organization) = (Arc::clone(&context.backend), context.organization());
-        // Its own entry is written before it is answered, and is not one of those it was asked for.
+        // The entry of this call is written before the response, and is not part of the export.
         let now = context.audit().map_or_else(clock::now, |audit| audit.entry.created_at);
         filter.until = Some(filter.until.map_or(now, |until| until.min(now)));
         let pages = stream::try_unfold(Some(None::<Cursor>), move |after| {
@@ -68,22 +68,22 @@ impl AuditService for Api {
             async move {
                 let Some(after) = after else { return Ok(None) };
                 let order = Order { key: Key::CreatedAt, descending: false };
-                let page = Page { limit: AT_ONCE, order, after };
+                let page = Page { limit: PAGE_LIMIT, order, after };
                 let found = backend
                     .store
                     .audit_list(organization, &filter, &page)
                     .await
                     .map_err(status::from_store)?;
-                let last = found.last().filter(|_| found.len() == AT_ONCE as usize);
+                let last = found.last().filter(|_| found.len() == PAGE_LIMIT as usize);
                 let next = last.map(|last| Some(last.cursor(Key::CreatedAt)));
                 Ok::<_, Status>(Some((found, next)))
             }
         });
         let entries = pages.flat_map(move |page| {
             // Held until the stream is dropped.
-            let _place = &place;
+            let _permit = &permit;
             match page {
-                Ok(entries) => stream::iter(entries).map(|entry| Ok(shown(&entry))).boxed(),
+                Ok(entries) => stream::iter(entries).map(|entry| Ok(to_proto(&entry))).boxed(),
                 Err(status) => stream::once(async { Err(status) }).boxed(),
             }
         });

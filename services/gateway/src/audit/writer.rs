@@ -1,4 +1,4 @@
-//! How entries get into the table that no write takes along.
+//! Writes the entries that are not part of a change in the store.
 
 use std::{
     collections::VecDeque,
@@ -17,43 +17,43 @@ use super::{
 };
 use crate::{api::Api, metrics, status::chain};
 
-/// Entries that wait to be written. When the database is away so long that there are more, they are
-/// lost, and counted as lost.
-const WAITING: usize = 4096;
-/// Entries that are written at once.
-const AT_ONCE: usize = 256;
-/// How often it is looked whether counted calls are to be written.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long to wait for the database before the next attempt.
-const PAUSE: Duration = Duration::from_secs(1);
-/// How long is waited for the last entries when the process ends.
-const LAST: Duration = Duration::from_millis(200);
+/// Maximum number of entries that wait to be written. When the database is unavailable for so long
+/// that there are more, they are lost, and counted as lost.
+const QUEUE_CAPACITY: usize = 4096;
+/// Maximum number of entries of one write.
+const BATCH_SIZE: usize = 256;
+/// How often counted calls are checked.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The delay after a failed write.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long the last entries are waited for when the process ends.
+const FINAL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How long after a call was abandoned its outcome is certain: PostgreSQL has ended by then what it
-/// was told last, and with it stored the call's own entry, or not.
-const CERTAIN: Duration = STATEMENT_TIMEOUT.saturating_add(Duration::from_secs(1));
+/// How long after its end the outcome of an abandoned call is certain: by then PostgreSQL has ended
+/// its last statement, and stored the call's own entry with it or not.
+const CERTAIN_AFTER: Duration = STATEMENT_TIMEOUT.saturating_add(Duration::from_secs(1));
 
-/// A call that nobody waits for any more.
-struct Abandoned {
+/// A call whose client has gone.
+struct AbandonedCall {
     at: Instant,
-    /// Of strangers: whose calls are counted.
-    stranger: Option<Who>,
+    /// Of an unknown caller, whose calls are counted.
+    unknown_caller: Option<RefusedCaller>,
     entry: AuditEntry,
 }
 
-/// Where calls are noted.
+/// Records calls.
 pub(crate) struct AuditWriter {
     refusals: Mutex<Refusals>,
-    /// The oldest first.
-    abandoned: Mutex<VecDeque<Abandoned>>,
+    /// Oldest first.
+    abandoned: Mutex<VecDeque<AbandonedCall>>,
     sender: mpsc::Sender<AuditEntry>,
-    /// Taken by the one job that writes.
+    /// Taken by the job that writes.
     receiver: Mutex<Option<mpsc::Receiver<AuditEntry>>>,
 }
 
 impl AuditWriter {
     pub(crate) fn new() -> Self {
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         Self {
             refusals: Mutex::default(),
             abandoned: Mutex::default(),
@@ -62,69 +62,68 @@ impl AuditWriter {
         }
     }
 
-    /// A call was refused. Nobody waits for the database because of that: what it doesn't take is
-    /// written a little later.
-    pub(crate) fn refused(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
-        let who = Who::of(known, origin.peer);
-        let first = self.refusals().note(who, entry, Instant::now());
+    /// Records a refused call. It does not wait for the database: what cannot be written now is
+    /// written later.
+    pub(crate) fn record_refused(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
+        let caller = RefusedCaller::new(known, origin.peer);
+        let first = self.refusals().count(caller, entry, Instant::now());
         if let Some(first) = first {
-            self.later(first);
+            self.enqueue(first);
         }
     }
 
-    /// A call ended because nobody waits for it any more. What it had sent to PostgreSQL may still
-    /// be done, and then the entry that was sent along is the true one. So this one, which has the
-    /// same id, is written when that is certain: if the other is there, it is not.
-    pub(crate) fn abandoned(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
-        // Strangers who begin calls and leave are counted, like others of theirs that come to
-        // nothing.
-        let stranger = known.is_none().then(|| Who::of(known, origin.peer));
+    /// Records a call whose client has gone. Its last statement may still succeed in PostgreSQL,
+    /// with its own entry, which is then the true one. So this entry, with the same id, is written
+    /// when the outcome is certain: if the other one exists, it is ignored.
+    pub(crate) fn record_abandoned(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
+        // Unknown callers that start calls and leave are counted, like their other failed calls.
+        let unknown_caller = known.is_none().then(|| RefusedCaller::new(known, origin.peer));
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-        if abandoned.len() < WAITING {
-            abandoned.push_back(Abandoned { at: Instant::now(), stranger, entry });
+        if abandoned.len() < QUEUE_CAPACITY {
+            abandoned.push_back(AbandonedCall { at: Instant::now(), unknown_caller, entry });
         } else {
             metrics::audit_entries_lost(1);
         }
     }
 
-    /// The entries of abandoned calls whose outcome is certain.
-    fn certain(&self, now: Instant) -> Vec<AuditEntry> {
+    /// Takes the entries of abandoned calls whose outcome is certain.
+    fn take_certain(&self, now: Instant) -> Vec<AuditEntry> {
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
         let count =
-            abandoned.iter().take_while(|call| now.duration_since(call.at) >= CERTAIN).count();
-        let certain: Vec<Abandoned> = abandoned.drain(..count).collect();
+            abandoned.iter().take_while(|call| now.duration_since(call.at) >= CERTAIN_AFTER).count();
+        let certain: Vec<AbandonedCall> = abandoned.drain(..count).collect();
         drop(abandoned);
         let entries =
-            certain.into_iter().filter_map(|Abandoned { stranger, entry, .. }| match stranger {
-                Some(who) => self.refusals().note(who, entry, now),
+            certain.into_iter().filter_map(|AbandonedCall { unknown_caller, entry, .. }| match unknown_caller {
+                Some(caller) => self.refusals().count(caller, entry, now),
                 None => Some(entry),
             });
         entries.collect()
     }
 
-    /// Has an entry written soon.
-    pub(crate) fn later(&self, entry: AuditEntry) {
+    /// Queues an entry.
+    pub(crate) fn enqueue(&self, entry: AuditEntry) {
         if self.sender.try_send(entry).is_err() {
             metrics::audit_entries_lost(1);
         }
     }
 
-    /// Writes what waits until the process drains, and then what is there.
-    pub(crate) async fn write(api: Api, store: Store, draining: CancellationToken) {
+    /// Writes queued entries until the process drains, and then the remaining ones.
+    pub(crate) async fn run(api: Api, store: Store, draining: CancellationToken) {
         let writer = api.audit_writer();
         let receiver = writer.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // There is one such job.
+        // Only one job runs.
         let Some(mut receiver) = receiver else { return };
-        let mut ticks = tokio::time::interval(LOOK);
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut entries = Vec::new();
         loop {
             tokio::select! {
                 () = draining.cancelled() => break,
-                _ = receiver.recv_many(&mut entries, AT_ONCE) => {}
+                _ = receiver.recv_many(&mut entries, BATCH_SIZE) => {}
                 _ = ticks.tick() => {
                     let now = Instant::now();
-                    entries.extend(writer.certain(now));
+                    entries.extend(writer.take_certain(now));
                     entries.extend(writer.refusals().due(now, false));
                 }
             }
@@ -134,23 +133,23 @@ impl AuditWriter {
                     Err(error) => {
                         tracing::warn!(
                             error = chain(&error),
-                            "the audit trail cannot be written; it is tried again"
+                            "the audit log cannot be written; retrying"
                         );
                         tokio::select! {
                             () = draining.cancelled() => break,
-                            () = tokio::time::sleep(PAUSE) => {}
+                            () = tokio::time::sleep(RETRY_DELAY) => {}
                         }
                     }
                 }
             }
         }
-        // Calls that are under way may still be refused.
+        // Calls in flight may still be refused.
         while let Ok(1..) =
-            tokio::time::timeout(LAST, receiver.recv_many(&mut entries, AT_ONCE)).await
+            tokio::time::timeout(FINAL_TIMEOUT, receiver.recv_many(&mut entries, BATCH_SIZE)).await
         {}
         let now = Instant::now();
-        entries.extend(writer.certain(now));
-        // Better no entry of a call that nobody waited for than one that is not true.
+        entries.extend(writer.take_certain(now));
+        // No entry is better than a false one.
         metrics::audit_entries_lost(
             writer.abandoned.lock().unwrap_or_else(PoisonError::into_inner).len(),
         );
@@ -163,7 +162,7 @@ impl AuditWriter {
             tracing::error!(
                 error = chain(&error),
                 lost = entries.len(),
-                "the end of the audit trail cannot be written"
+                "the last entries of the audit log cannot be written"
             );
         }
     }
@@ -173,18 +172,18 @@ impl AuditWriter {
     }
 }
 
-/// Writes an entry before the call it tells of is answered.
+/// Writes an entry before the response of its call.
 ///
 /// # Errors
-/// When the database does not take it.
-pub(crate) async fn now(api: &Api, entry: &AuditEntry) -> Result<(), Error> {
+/// When the database does not accept it.
+pub(crate) async fn write_entry(api: &Api, entry: &AuditEntry) -> Result<(), Error> {
     match api.store() {
         Ok(store) => store.audit_append(std::slice::from_ref(entry)).await,
         Err(status) => Err(Error::Unavailable(status.message().into())),
     }
 }
 
-/// Whether a call that ended like this was refused to who made it.
+/// Whether a call with this code was refused to its caller.
 pub(crate) const fn is_refusal(code: Code) -> bool {
     matches!(code, Code::Unauthenticated | Code::PermissionDenied)
 }

@@ -316,7 +316,7 @@ fn task_at_rest_does_not_wait_for_the_reconciler() {
     let (mut at_rest_count, mut active_count) = (0, 0);
     for (task, _) in states() {
         let words = explain(&task, None, &[], None).released_by;
-        if at_rest(&task) {
+        if is_idle(&task) {
             at_rest_count += 1;
             assert!(
                 !words.contains("the reconciler service") && task.state.turn.is_none(),

@@ -1,20 +1,20 @@
-//! What is looked at before anybody gets a file: whether it is what it says, and whether it is one
-//! of those that are small until somebody opens them.
+//! Checks a file before it can be used: whether it has the declared type, and whether it is a
+//! decompression bomb.
 //!
-//! Bounds, per file:
-//! - Archives (ZIP and what is made of it, gzip, tar within it; each within each other up to
-//!   [`DEPTH`] times) are unpacked into nothing, while bytes are counted: all levels together give
-//!   at most [`RATIO`] times the file's size, or [`FREE`] if that is more, and never more than
-//!   [`MOST`]. At most [`ENTRIES`] entries. What is compressed in another way, or encrypted, counts
-//!   as it says it is.
-//! - A ZIP's entries don't overlap, and have as many bytes as they say.
-//! - Pictures have at most [`PIXELS`].
-//! - All of it takes [`TIME`] at most. Memory: some buffers, and 24 bytes for each entry of a ZIP.
-//!   A ZIP within an archive is unpacked to a nameless file beside the upload, of no more bytes
-//!   than an upload may have.
+//! Limits per file:
+//! - Archives (ZIP and formats based on it, gzip, tar within it; nested up to [`MAX_DEPTH`] levels)
+//!   are decompressed without storing the output, and the bytes are counted. All levels together
+//!   have at max [`MAX_RATIO`] times the file's size, or [`FREE_BYTES`] if that is more, and never
+//!   more than [`MAX_BYTES`]. At max [`MAX_ENTRIES`] entries. Content with another compression, or
+//!   encrypted content, counts with its declared size.
+//! - The entries of a ZIP do not overlap, and have their declared size.
+//! - Images have at max [`MAX_PIXELS`] pixels.
+//! - The check takes at max [`TIMEOUT`]. Memory: some buffers, and 24 bytes for each entry of a
+//!   ZIP. A ZIP within an archive is written to an unnamed file beside the upload, with at max the
+//!   size of an upload.
 //!
-//! Not looked at: what documents do to those who open them (XML entities, macros, scripts of a
-//! PDF), and other archives (7z, RAR, bzip2, xz, zstd), which nothing of ours opens.
+//! Not checked: what documents do to programs that open them (XML entities, macros, scripts of a
+//! PDF), and other archives (7z, RAR, bzip2, xz, zstd), which no part of Construct opens.
 
 mod archive;
 mod sniff;
@@ -33,86 +33,86 @@ use tokio::time::Instant;
 use self::archive::Budget;
 use crate::validate::thousands;
 
-/// Archives within archives.
-const DEPTH: u32 = 4;
-/// Times the file's size.
-const RATIO: u64 = 100;
-/// Bytes that anything may have unpacked.
-const FREE: u64 = 16 * 1024 * 1024;
-/// Bytes that nothing may have more of, unpacked.
-const MOST: u64 = 4 * 1024 * 1024 * 1024;
-const ENTRIES: u64 = 100_000;
-const PIXELS: u64 = 100_000_000;
-const TIME: Duration = Duration::from_secs(60);
-/// Bytes that tell what something is.
-const HEAD: usize = 512;
+/// Maximum nesting of archives.
+const MAX_DEPTH: u32 = 4;
+/// Maximum ratio of decompressed bytes to the file's size.
+const MAX_RATIO: u64 = 100;
+/// Decompressed bytes that are always allowed.
+const FREE_BYTES: u64 = 16 * 1024 * 1024;
+/// Maximum number of decompressed bytes.
+const MAX_BYTES: u64 = 4 * 1024 * 1024 * 1024;
+const MAX_ENTRIES: u64 = 100_000;
+const MAX_PIXELS: u64 = 100_000_000;
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Number of bytes for the detection of the type.
+const HEAD_BYTES: usize = 512;
 
-/// Why a file is not looked through to its end.
+/// Why the check of a file ends early.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// It is not taken; in words for who uploaded it.
+    /// The file is refuse, with the reason for its uploader.
     Refused(String),
-    /// It cannot be read.
+    /// The file cannot be read.
     Failed(io::Error),
 }
 
 impl From<io::Error> for Stop {
     fn from(error: io::Error) -> Self {
         match archive::refusal(&error) {
-            Some(words) => Self::Refused(words),
+            Some(reason) => Self::Refused(reason),
             None => Self::Failed(error),
         }
     }
 }
 
-fn refused<T>(words: impl Into<String>) -> Result<T, Stop> {
-    Err(Stop::Refused(words.into()))
+fn refuse<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Refused(reason.into()))
 }
 
-/// Looks through what was uploaded, and says what it is: what the client says, or what it looks
-/// like where the client says nothing.
-pub(super) async fn look(
-    whole: Assembled,
+/// Checks an upload. Returns its media type: the declared one, or the detected one if none is
+/// declared.
+pub(super) async fn check_file(
+    assembled: Assembled,
     declared: String,
     spool: Spool,
 ) -> Result<(Assembled, Result<String, Stop>), tokio::task::JoinError> {
     tokio::task::spawn_blocking(move || {
-        let looked =
-            whole.open().map_err(Stop::from).and_then(|file| look_at(&file, &declared, &spool));
-        (whole, looked)
+        let result =
+            assembled.open().map_err(Stop::from).and_then(|file| check(&file, &declared, &spool));
+        (assembled, result)
     })
     .await
 }
 
-/// Where what has to be read twice is kept meanwhile.
+/// Where content that must be read twice is stored.
 #[derive(Debug, Clone)]
 pub(super) struct Spool {
     pub(super) folder: PathBuf,
-    /// Bytes at most.
-    pub(super) most: u64,
+    /// Maximum bytes.
+    pub(super) max: u64,
 }
 
-fn look_at(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
+fn check(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
     let size = file.metadata()?.len();
-    let mut head = Vec::with_capacity(HEAD);
+    let mut head = Vec::with_capacity(HEAD_BYTES);
     let mut reader = file;
     reader.rewind()?;
-    reader.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
+    reader.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head)?;
     let found = sniff::sniff(&head);
     if !sniff::agree(declared, found) {
-        let is = found.map_or("something else", |found| found.media_type());
-        return refused(format!("it says that it is {declared}, and looks like {is}"));
+        let actual = found.map_or("something else", |found| found.media_type());
+        return refuse(format!("it is declared as {declared}, but looks like {actual}"));
     }
-    if found.is_some_and(sniff::Kind::is_picture) {
+    if found.is_some_and(sniff::Kind::is_image) {
         reader.rewind()?;
-        picture(BufReader::new(file))?;
+        check_image(BufReader::new(file))?;
     }
-    let budget = Budget::new(MOST.min(FREE.max(size.saturating_mul(RATIO))), Instant::now() + TIME);
+    let budget = Budget::new(MAX_BYTES.min(FREE_BYTES.max(size.saturating_mul(MAX_RATIO))), Instant::now() + TIMEOUT);
     match zip::Directory::find(file, size)? {
-        // A ZIP may begin with anything: a program that unpacks itself, a picture.
+        // A ZIP may start with anything: a self-extracting program, an image.
         Some(directory) => archive::zip(file, &directory, &budget, spool, 0)?,
         None if found == Some(sniff::Kind::Zip) => {
-            return refused("it begins as a ZIP archive, and has no directory");
+            return refuse("it starts like a ZIP archive, but has no directory");
         }
         None => {}
     }
@@ -120,21 +120,21 @@ fn look_at(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
         reader.rewind()?;
         archive::walk(&mut BufReader::new(file), &budget, spool, 0)?;
     }
-    let told = found.map_or("application/octet-stream", |found| found.media_type());
-    Ok(if declared.is_empty() { told } else { declared }.to_owned())
+    let detected = found.map_or("application/octet-stream", |found| found.media_type());
+    Ok(if declared.is_empty() { detected } else { declared }.to_owned())
 }
 
-fn picture(reader: BufReader<&File>) -> Result<(), Stop> {
+fn check_image(reader: BufReader<&File>) -> Result<(), Stop> {
     let Ok(size) = imagesize::reader_size(reader) else {
-        return refused("the picture does not say how large it is");
+        return refuse("the image has no size");
     };
     let pixels = (size.width as u64).saturating_mul(size.height as u64);
-    if pixels > PIXELS {
-        let (width, height, most) =
-            (size.width, size.height, usize::try_from(PIXELS).unwrap_or(usize::MAX));
-        return refused(format!(
-            "the picture has {width} × {height} pixels; {} are the most",
-            thousands(most)
+    if pixels > MAX_PIXELS {
+        let (width, height, max) =
+            (size.width, size.height, usize::try_from(MAX_PIXELS).unwrap_or(usize::MAX));
+        return refuse(format!(
+            "the image has {width} × {height} pixels; the maximum is {}",
+            thousands(max)
         ));
     }
     Ok(())

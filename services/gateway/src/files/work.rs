@@ -1,9 +1,10 @@
-//! What is done with files beside requests: they are put together and looked at when their parts
-//! are there, and what is superfluous goes from the folder.
+//! Work on files outside of requests: assembling and checking complete uploads, and removing what
+//! is no longer needed from the folder.
 //!
-//! Who sends the last part begins with it; when that gateway is killed, the sweep of any other goes
-//! on, because the row still says that nobody has finished. A file is looked at by one gateway at a
-//! time, and twice at most at the same time by each: it costs a processor.
+//! The gateway that receives the last part starts the work. If it is killed, the sweep of any other
+//! gateway continues, because the row still says that the file is unfinished. A file is checked by
+//! one gateway at a time. Each gateway checks at most two files at once, because a check occupies a
+//! processor.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,37 +24,37 @@ use crate::{
     status,
 };
 
-/// How long the answer to a last part waits for what becomes of the file. Less than a protocol gives a
-/// call.
-const WAIT: Duration = Duration::from_secs(12);
-/// How often is looked for what nobody has finished, what is too old, and what has to go.
-const SWEEP: Duration = Duration::from_secs(10);
-/// Files that are looked at, at the same time.
-const LOOKED_AT: usize = 2;
-/// Downloads under way, and those of one organization; each holds a piece of its file. Further ones
-/// are refused.
-const DOWNLOADS: usize = 256;
-const DOWNLOADS_OF_ONE: usize = 64;
-/// What goes from the folder before it is asked again what has to.
-const AT_ONCE: u32 = 50;
+/// How long the response to the last part waits for the check. Less than the deadline that
+/// protocols give a call.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(12);
+/// How often unfinished and expired uploads and pending removals are processed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of files that are checked at once.
+const MAX_CONCURRENT_CHECKS: usize = 2;
+/// Maximum number of concurrent downloads, in total and per organization; each holds a piece of its
+/// file in memory. Further ones are refused.
+const MAX_DOWNLOADS: usize = 256;
+const MAX_DOWNLOADS_PER_ORGANIZATION: usize = 64;
+/// Number of removals per query.
+const REMOVAL_BATCH_SIZE: u32 = 50;
 
-/// What files may be.
+/// What files are accepted.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
-    /// Bytes of one.
+    /// Maximum size of a file.
     pub(crate) max_bytes: u64,
     /// Media types, with `*` for any part of one.
     pub(crate) types: Vec<String>,
 }
 
 impl Limits {
-    /// Whether files of this type are taken.
-    pub(crate) fn takes(&self, media_type: &str) -> bool {
+    /// Whether files of this type are accepted.
+    pub(crate) fn accepts(&self, media_type: &str) -> bool {
         self.types.iter().any(|pattern| matches(pattern, media_type))
     }
 }
 
-/// `*` stands for any characters, also for none.
+/// `*` matches any characters, also none.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -63,14 +64,14 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Files, as the gateway works with them. Cheap to clone.
+/// The files of the gateway. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Files {
     store: Store,
     folder: files::Store,
     limits: Arc<Limits>,
     spool: Spool,
-    looked_at: Arc<Semaphore>,
+    check_permits: Arc<Semaphore>,
     downloads: Limit,
 }
 
@@ -87,9 +88,9 @@ impl Files {
             store,
             folder,
             limits: Arc::new(Limits { max_bytes, types }),
-            spool: Spool { folder: dir, most: max_bytes },
-            looked_at: Arc::new(Semaphore::new(LOOKED_AT)),
-            downloads: Limit::new(DOWNLOADS, DOWNLOADS_OF_ONE),
+            spool: Spool { folder: dir, max: max_bytes },
+            check_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_CHECKS)),
+            downloads: Limit::new(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_ORGANIZATION),
         })
     }
 
@@ -101,53 +102,53 @@ impl Files {
         &self.folder
     }
 
-    /// A place for a download.
+    /// Acquires a permit for a download.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
-    pub(crate) fn place(&self, organization: OrganizationId) -> Result<Share, Status> {
+    pub(crate) fn acquire_download(&self, organization: OrganizationId) -> Result<Share, Status> {
         let share = self.downloads.take(Holder::Organization(organization), 1);
         share.map_err(|full| full.status("downloads"))
     }
 
-    /// Begins to put a file together, and waits a while for what becomes of it. It goes on though
-    /// nobody waits any more.
-    pub(crate) async fn settle(&self, lifecycle: &Lifecycle, id: FileId) {
+    /// Starts to assemble and check a file, and waits a while for the result. The work continues
+    /// after that.
+    pub(crate) async fn finish_soon(&self, lifecycle: &Lifecycle, id: FileId) {
         let (ended, waits) = tokio::sync::oneshot::channel::<()>();
         let files = self.clone();
         lifecycle.spawn_job("file", async move {
             files.finish(id).await;
             drop(ended);
         });
-        // Only ends, and says nothing.
-        _ = tokio::time::timeout(WAIT, waits).await;
+        // The channel only closes; no message is sent.
+        _ = tokio::time::timeout(FINISH_TIMEOUT, waits).await;
     }
 
-    /// Removes from the folder what has to go, beside the request that has made it superfluous.
-    pub(crate) fn tidy(&self, lifecycle: &Lifecycle) {
+    /// Processes pending removals in the background of a request.
+    pub(crate) fn remove_soon(&self, lifecycle: &Lifecycle) {
         let files = self.clone();
         lifecycle.spawn_job("file removal", async move { files.remove().await });
     }
 
-    /// Looks after files until the process drains.
+    /// Processes files until the process drains.
     pub(crate) async fn sweep(self, draining: CancellationToken) {
         loop {
             tokio::select! {
                 () = draining.cancelled() => return,
-                () = tokio::time::sleep(SWEEP) => self.sweep_once(clock::now()).await,
+                () = tokio::time::sleep(SWEEP_INTERVAL) => self.sweep_once(clock::now()).await,
             }
         }
     }
 
-    /// What nobody has finished, what is too old, and what has to go.
+    /// Processes unfinished and expired uploads and pending removals.
     pub(crate) async fn sweep_once(&self, now: Timestamp) {
         match self.store.file_expire(now).await {
             Ok(0) => {}
             Ok(count) => {
-                tracing::info!(count, "uploads that were not finished in time were removed")
+                tracing::info!(count, "expired uploads were removed")
             }
             Err(error) => {
-                tracing::warn!(error = status::chain(&error), "uploads could not be looked through")
+                tracing::warn!(error = status::chain(&error), "uploads could not be checked through")
             }
         }
         match self.store.file_list_unclaimed(now).await {
@@ -157,21 +158,21 @@ impl Files {
                 }
             }
             Err(error) => {
-                tracing::warn!(error = status::chain(&error), "files could not be looked through")
+                tracing::warn!(error = status::chain(&error), "files could not be checked through")
             }
         }
         self.remove().await;
     }
 
-    /// Puts a file together, unless somebody else is at it.
+    /// Assembles and checks a file, unless another gateway does.
     #[tracing::instrument(name = "gateway.file.finish", skip_all, fields(file = %id))]
     async fn finish(&self, id: FileId) {
-        let Ok(_place) = self.looked_at.acquire().await else { return };
+        let Ok(_permit) = self.check_permits.acquire().await else { return };
         let claimed = match self.store.file_claim(id, clock::now()).await {
             Ok(Some(claimed)) => claimed,
             Ok(None) => return,
             Err(error) => {
-                return tracing::warn!(error = status::chain(&error), "a file could not be taken");
+                return tracing::warn!(error = status::chain(&error), "a file could not be claimed");
             }
         };
         match self.assemble(&claimed).await {
@@ -185,62 +186,62 @@ impl Files {
             Err(error) => {
                 tracing::warn!(
                     error = format!("{error:#}"),
-                    "a file could not be put together, and will be tried again"
+                    "a file could not be assembled; retrying later"
                 );
                 if let Err(error) = self.store.file_release(id, clock::now()).await {
-                    tracing::debug!(error = status::chain(&error), "it will be tried later");
+                    tracing::debug!(error = status::chain(&error), "its claim expires later");
                 }
             }
         }
         self.remove().await;
     }
 
-    /// Makes parts a file that is ready, or says why that is refused.
+    /// Assembles the parts of a file. Returns the reason if the file is refused.
     async fn assemble(&self, claimed: &ClaimedFile) -> anyhow::Result<Option<String>> {
         let ClaimedFile { file, parts } = claimed;
         let names: Vec<PartName> =
             parts.iter().map(|part| PartName::from_uuid(part.part)).collect();
-        let whole = match self.folder.assemble(file.organization, file.id, &names).await {
+        let assembled = match self.folder.assemble(file.organization, file.id, &names).await {
             Err(files::Error::Missing) => {
                 return Ok(Some("a part of it was lost; upload it again".to_owned()));
             }
-            whole => whole?,
+            assembled => assembled?,
         };
-        let stored = whole.stored();
-        if let Some(reason) = contradiction(file, stored) {
+        let stored = assembled.stored();
+        if let Some(reason) = mismatch(file, stored) {
             return Ok(Some(reason));
         }
-        let (whole, looked) =
-            check::look(whole, file.media_type.clone(), self.spool.clone()).await?;
-        let media_type = match looked {
-            Ok(media_type) if self.limits.takes(&media_type) => media_type,
+        let (assembled, checked) =
+            check::check_file(assembled, file.media_type.clone(), self.spool.clone()).await?;
+        let media_type = match checked {
+            Ok(media_type) if self.limits.accepts(&media_type) => media_type,
             Ok(media_type) => {
-                return Ok(Some(format!("files of the type {media_type} are not taken here")));
+                return Ok(Some(format!("files of the type {media_type} are not accepted")));
             }
             Err(Stop::Refused(reason)) => return Ok(Some(reason)),
             Err(Stop::Failed(error)) => return Err(error.into()),
         };
         let content = self.store.file_content(file.organization, *stored.sha256.as_bytes()).await?;
-        self.folder.place(file.organization, whole).await?;
+        self.folder.place(file.organization, assembled).await?;
         if !content.mark_ready(file.id, &media_type, clock::now()).await? {
-            tracing::debug!("the file was deleted while it was looked at");
+            tracing::debug!("the file was deleted while it was checked at");
         }
         Ok(None)
     }
 
-    /// Removes from the folder what has to go. Any number may do so at once.
+    /// Processes pending removals. Several processes may do so at once.
     pub(crate) async fn remove(&self) {
         loop {
-            let removals = match self.store.file_removals(AT_ONCE).await {
+            let removals = match self.store.file_removals(REMOVAL_BATCH_SIZE).await {
                 Ok(removals) => removals,
                 Err(error) => {
                     return tracing::warn!(
                         error = status::chain(&error),
-                        "what has to go cannot be read"
+                        "pending removals cannot be read"
                     );
                 }
             };
-            let is_last = removals.len() < AT_ONCE as usize;
+            let is_last = removals.len() < REMOVAL_BATCH_SIZE as usize;
             for removal in removals {
                 if let Err(error) = self.remove_one(&removal).await {
                     let what = format!("{removal:?}");
@@ -274,16 +275,16 @@ impl Files {
     }
 }
 
-/// What was uploaded is not what was said.
-fn contradiction(file: &File, stored: files::StoredContent) -> Option<String> {
+/// Compares an upload with its declaration. Returns the mismatch.
+fn mismatch(file: &File, stored: files::StoredContent) -> Option<String> {
     if stored.size != file.size.unsigned_abs() {
-        return Some(format!("it has {} bytes, and should have {}", stored.size, file.size));
+        return Some(format!("it has {} bytes, but {} are expected", stored.size, file.size));
     }
     let expected = file
         .expected_sha256
         .map(Sha256::from_bytes)
         .filter(|expected| *expected != stored.sha256)?;
-    Some(format!("its SHA-256 is {}, and should be {expected}", stored.sha256))
+    Some(format!("its SHA-256 is {}, but {expected} is expected", stored.sha256))
 }
 
 #[cfg(test)]
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_are_matched_by_their_parts() {
+    fn media_type_patterns_match() {
         for (pattern, media_type, expected) in [
             ("*", "image/png", true),
             ("*/*", "image/png", true),

@@ -1,4 +1,4 @@
-//! Who a request is from.
+//! Identifies the caller of a request.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -28,32 +28,32 @@ use crate::{
     status,
 };
 
-/// Characters of what is presented: a token of an issuer can be long, but not without end.
-const LONGEST: usize = 16 * 1024;
+/// Maximum length of a credential: a token of an issuer can be long.
+const MAX_CREDENTIAL_BYTES: usize = 16 * 1024;
 
-/// What the audit trail calls it that somebody came for the first time, or joined an organization.
+/// The audit log's name for the first log-in of a user, and for joining an organization.
 const SIGN_IN: &str = "SignIn";
 
-/// What a request says of who sent it.
-pub(crate) struct Presented {
+/// The credentials of a request.
+pub(crate) struct Credentials {
     /// From `authorization`.
     pub(crate) bearer: Option<String>,
     /// From `x-organization-id`.
     pub(crate) organization: Option<String>,
-    /// Where it came from.
+    /// The origin of the connection.
     pub(crate) peer: Peer,
 }
 
-/// What is needed to judge it.
-pub(crate) struct Gate {
+/// Authenticates callers.
+pub(crate) struct Authenticator {
     login: Login,
-    /// The user that this process runs as, who may do everything over the socket.
+    /// The user of this process, who may do all_scopes over the socket.
     uid: Option<u32>,
     oidc: Option<Oidc>,
     failures: Failures,
 }
 
-impl Gate {
+impl Authenticator {
     pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
         let oidc = match (&config.gateway_oidc_issuer, &config.gateway_oidc_audience) {
             (Some(issuer), Some(audience)) => Some(Oidc::new(issuer, audience)?),
@@ -61,132 +61,134 @@ impl Gate {
         };
         Ok(Self {
             login: config.gateway_login,
-            uid: own_uid(),
+            uid: current_uid(),
             oidc,
             failures: Failures::new(config.gateway_login_failures),
         })
     }
 
-    /// Whether who comes from there without credentials is taken for the operator. Pages of others
-    /// in a browser of this machine don't get here: the protocols refuse them.
+    /// Whether a peer without credentials is the operator. Foreign pages in a browser of this
+    /// machine do not get here: the protocols refuse them.
     pub(crate) fn trusts(&self, peer: Peer) -> bool {
         match peer {
             Peer::Process { uid } => Some(uid) == self.uid,
             Peer::Address(_) => self.login == Login::Local && peer.is_loopback(),
-            // A proxy may be on this machine and speak for all others.
+            // A proxy may run on this machine and forward requests of others.
             Peer::Forwarded(_) | Peer::Unknown => false,
         }
     }
 }
 
-/// Whose files this process makes, which is how the kernel names it to others.
-pub(crate) fn own_uid() -> Option<u32> {
+/// The user of this process, as the kernel reports it for the process's files.
+pub(crate) fn current_uid() -> Option<u32> {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata(PathBuf::from("/proc/self")).ok().map(|process| process.uid())
 }
 
-/// Why nobody is let in, and who it is as far as that is known.
-pub(crate) struct Refused {
+/// An authentication failure, and the caller as far as known.
+pub(crate) struct Rejection {
     pub(crate) status: Status,
     pub(crate) known: Option<Known>,
 }
 
-impl From<Status> for Refused {
+impl From<Status> for Rejection {
     fn from(status: Status) -> Self {
         Self { status, known: None }
     }
 }
 
-/// Finds the caller. `origin` is where they come from, for the audit trail.
+/// Identifies the caller. `origin` is for the audit log.
 ///
 /// # Errors
-/// `UNAUTHENTICATED` when nobody can be found, `PERMISSION_DENIED` when they don't belong to the
-/// organization they chose, `RESOURCE_EXHAUSTED` after too many failures.
+/// `UNAUTHENTICATED` when the caller is unknown, `PERMISSION_DENIED` when the caller is not a
+/// member of the selected organization, `RESOURCE_EXHAUSTED` after too many failures.
 pub(crate) async fn authenticate(
     api: &Api,
-    presented: Presented,
+    credentials: Credentials,
     origin: &Origin,
-) -> Result<Caller, Refused> {
+) -> Result<Caller, Rejection> {
     let gate = api.gate();
-    let wanted = presented.organization.as_deref().map(str::parse::<OrganizationId>).transpose();
-    let everything: Arc<[Scope]> = Arc::new([Scope::Admin]);
-    let Some(bearer) = presented.bearer else {
-        if !gate.trusts(presented.peer) {
+    let selected =
+        credentials.organization.as_deref().map(str::parse::<OrganizationId>).transpose();
+    let all_scopes: Arc<[Scope]> = Arc::new([Scope::Admin]);
+    let Some(bearer) = credentials.bearer else {
+        if !gate.trusts(credentials.peer) {
             return Err(Status::unauthenticated(
-                "this needs an API key or a token: `authorization: Bearer …`",
+                "an API key or a token is required: `authorization: Bearer …`",
             )
             .into());
         }
-        let wanted = wanted.map_err(|_| unknown_organization())?.unwrap_or(OrganizationId::LOCAL);
-        let role = match wanted {
-            // What anybody on this machine is at once, without asking the database.
+        let selected =
+            selected.map_err(|_| unknown_organization())?.unwrap_or(OrganizationId::LOCAL);
+        let role = match selected {
+            // The operator on this machine, without a query.
             OrganizationId::LOCAL => Role::Owner,
             other => {
                 let known =
                     Known { organization: OrganizationId::LOCAL, user: UserId::LOCAL, key: None };
-                Box::pin(member(api.store()?, known, other)).await?
+                Box::pin(member_role(api.store()?, known, other)).await?
             }
         };
         return Ok(Caller {
-            organization: wanted,
+            organization: selected,
             user: UserId::LOCAL,
             key: None,
             limits: Limits::default(),
             counted_for: None,
             role,
-            scopes: everything,
+            scopes: all_scopes,
             until: None,
             confined: None,
         });
     };
-    let (address, hash) = (presented.peer.address(), credential::digest(&bearer));
-    // Keys and codes are looked at whoever failed before: that is one look into an index. A token
-    // may make the issuer be asked.
+    let (address, hash) = (credentials.peer.address(), credential::digest(&bearer));
+    // Keys and codes are never limited: they cost one index lookup. A token may cost a request to
+    // the issuer.
     let limited = ![credential::KEY, credential::CODE, scan_token::PREFIX]
         .iter()
         .any(|kind| bearer.starts_with(kind));
-    if limited && gate.failures.refuses(address, &hash, Instant::now()) {
+    if limited && gate.failures.is_limited(address, &hash, Instant::now()) {
         return Err(status::exhausted(
             "too many log-ins from this address have failed; try again in a minute",
         )
         .into());
     }
-    // Who has no credentials can present something else each time: what all need is not theirs to
-    // fill.
-    let _login = if gate.failures.knows(&hash) {
+    // A client without valid credentials can present a new one each time. It must not use up the
+    // log-ins of all.
+    let _login = if gate.failures.was_accepted(&hash) {
         None
     } else {
         let login = api.capacity().logins.take(Holder::network(address), 1);
-        Some(login.map_err(|full| full.status("log-ins under way"))?)
+        Some(login.map_err(|full| full.status("concurrent log-ins"))?)
     };
-    // What is rarer than a key is boxed, so that each request is only as large as one with a key.
-    let found = if bearer.len() > LONGEST {
+    // The rare cases are boxed, so that the future of a request with a key stays small.
+    let caller = if bearer.len() > MAX_CREDENTIAL_BYTES {
         Ok(None)
     } else if bearer.starts_with(credential::KEY) {
-        by_key(api.store()?, &hash).await.map_err(Refused::from)
+        authenticate_key(api.store()?, &hash).await.map_err(Rejection::from)
     } else if bearer.starts_with(scan_token::PREFIX) {
-        Box::pin(by_scan(api, &bearer)).await.map_err(Refused::from)
+        Box::pin(authenticate_scan(api, &bearer)).await.map_err(Rejection::from)
     } else if !limited {
-        // A code is exchanged, and opens nothing itself.
+        // A code can only be exchanged.
         Ok(None)
     } else {
-        Box::pin(by_token(
+        Box::pin(authenticate_token(
             api,
             &bearer,
-            wanted.as_ref().ok().copied().flatten(),
-            &everything,
+            selected.as_ref().ok().copied().flatten(),
+            &all_scopes,
             origin,
         ))
         .await
     };
-    match found? {
+    match caller? {
         Some(caller) => {
-            gate.failures.accepted(&hash);
-            match wanted {
-                Ok(wanted) if wanted.is_none_or(|wanted| wanted == caller.organization) => {
+            gate.failures.record_success(&hash);
+            match selected {
+                Ok(selected) if selected.is_none_or(|selected| selected == caller.organization) => {
                     Ok(caller)
                 }
-                _ => Err(Refused {
+                _ => Err(Rejection {
                     status: unknown_organization(),
                     known: Some(Known::from(&caller)),
                 }),
@@ -195,15 +197,15 @@ pub(crate) async fn authenticate(
         None => {
             gate.failures.forget(&hash);
             if limited {
-                gate.failures.failed(address, &hash, Instant::now());
+                gate.failures.record_failure(address, &hash, Instant::now());
             }
-            // One answer for all: who presents something in vain learns nothing of why.
+            // The same answer for all failures, so that it reveals nothing.
             Err(Status::unauthenticated("the API key or token is not valid").into())
         }
     }
 }
 
-async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status> {
+async fn authenticate_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status> {
     let holder = store.api_key_holder(hash, clock::now()).await.map_err(status::from_store)?;
     Ok(holder.map(|holder| Caller {
         organization: holder.organization,
@@ -218,24 +220,24 @@ async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status
     }))
 }
 
-/// Who comes with the token of a scan acts as a member who may do a few things with one task, until
-/// the scan is over.
-async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
+/// A caller with the token of a scan acts as a member with few permissions on one task, until the
+/// scan ends.
+async fn authenticate_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let Ok(keys) = api.token_keys() else { return Ok(None) };
     let Ok(token) = ScanToken::verify(token, keys, clock::now()) else { return Ok(None) };
     let ids =
         (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
-    let by =
+    let creator =
         api.store()?.scan_open_creator(organization, scan).await.map_err(status::from_store)?;
-    let Some(by) = by else { return Ok(None) };
+    let Some(creator) = creator else { return Ok(None) };
     Ok(Some(Caller {
         organization,
         user,
         key: None,
         limits: Limits::default(),
-        // Who made the scan is a key or a person.
-        counted_for: by.parse().ok(),
+        // The creator of the scan is a key or a user.
+        counted_for: creator.parse().ok(),
         role: Role::Member,
         scopes: Arc::new([Scope::TasksWrite]),
         until: Some(token.expires_at),
@@ -243,13 +245,13 @@ async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     }))
 }
 
-async fn by_token(
+async fn authenticate_token(
     api: &Api,
     token: &str,
-    wanted: Option<OrganizationId>,
+    selected: Option<OrganizationId>,
     scopes: &Arc<[Scope]>,
     origin: &Origin,
-) -> Result<Option<Caller>, Refused> {
+) -> Result<Option<Caller>, Rejection> {
     let Some(oidc) = &api.gate().oidc else { return Ok(None) };
     let now = clock::now();
     let (profile, until) = match oidc.verify(token, Instant::now(), now).await {
@@ -259,7 +261,7 @@ async fn by_token(
             return Ok(None);
         }
         Err(error @ oidc::Error::Unavailable(_)) => {
-            tracing::warn!(error = status::chain(&error), "the issuer of log-ins cannot be asked");
+            tracing::warn!(error = status::chain(&error), "the issuer cannot be reached");
             return Err(status::unavailable(
                 "the issuer of log-ins cannot be reached at the moment",
             )
@@ -270,9 +272,9 @@ async fn by_token(
     let entry = origin.entry(SIGN_IN, None, Code::Ok);
     let (user, personal) =
         store.user_sign_in(&profile, Some(entry), now).await.map_err(status::from_store)?;
-    let organization = wanted.unwrap_or(personal);
+    let organization = selected.unwrap_or(personal);
     let role =
-        member(store, Known { organization: personal, user, key: None }, organization).await?;
+        member_role(store, Known { organization: personal, user, key: None }, organization).await?;
     Ok(Some(Caller {
         organization,
         user,
@@ -286,18 +288,21 @@ async fn by_token(
     }))
 }
 
-/// What somebody who is known is in the organization they chose.
-async fn member(
+/// Returns the role of a known user in the selected organization.
+async fn member_role(
     store: &Store,
     known: Known,
     organization: OrganizationId,
-) -> Result<Role, Refused> {
+) -> Result<Role, Rejection> {
     let role = store.user_role(known.user, organization).await.map_err(status::from_store)?;
-    role.ok_or_else(|| Refused { status: unknown_organization(), known: Some(known) })
+    role.ok_or_else(|| Rejection { status: unknown_organization(), known: Some(known) })
 }
 
-/// Whether a caller still is who they were, for what lasts longer than a call.
-pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, construct_store::Error> {
+/// Whether a caller is still valid, for streams.
+pub(crate) async fn is_still_valid(
+    store: &Store,
+    caller: &Caller,
+) -> Result<bool, construct_store::Error> {
     let now = clock::now();
     if caller.until.is_some_and(|until| until <= now) {
         return Ok(false);
@@ -311,7 +316,9 @@ pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, constr
     }
 }
 
-/// The same words for one that does not exist and for one of others.
+/// The same text for a missing organization and for one of others.
 fn unknown_organization() -> Status {
-    Status::permission_denied("x-organization-id names no organization that these credentials open")
+    Status::permission_denied(
+        "x-organization-id names no organization that these credentials have access to",
+    )
 }

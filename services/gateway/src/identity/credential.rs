@@ -1,4 +1,4 @@
-//! What opens doors: made here, given out once, known by its hash from then on.
+//! API keys and set-up codes: created here, returned once, and stored as a hash.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use construct_store::identity::SecretHash;
@@ -6,31 +6,33 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
-/// How an API key begins.
+/// Prefix of an API key.
 pub(crate) const KEY: &str = "ct_";
-/// How a set-up code begins.
+/// Prefix of a set-up code.
 pub(crate) const CODE: &str = "cs_";
 
-/// Random bytes of each.
-const BYTES: usize = 32;
-/// Characters that are shown of each, so that people find the one they hold: 48 of its 256 bits.
-const SHOWN: usize = 8;
+/// Number of random bytes.
+const RANDOM_BYTES: usize = 32;
+/// Number of stored characters after the prefix, by which people recognize a key: 48 of its 256
+/// bits.
+const VISIBLE_CHARS: usize = 8;
 
-/// A new key or code: the text, which is given away, and what is stored.
+/// Creates a key or code. Returns the text and what is stored.
 ///
 /// # Errors
-/// `INTERNAL` when the operating system gives no randomness.
+/// `INTERNAL` when the operating system provides no random numbers.
 pub(crate) fn mint(kind: &str) -> Result<(String, SecretHash), Status> {
-    let mut bytes = [0; BYTES];
+    let mut bytes = [0; RANDOM_BYTES];
     SystemRandom::new()
         .fill(&mut bytes)
-        .map_err(|_| Status::internal("the machine gives no randomness"))?;
+        .map_err(|_| Status::internal("the machine provides no random numbers"))?;
     let text = format!("{kind}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
-    let secret = SecretHash { prefix: text[..kind.len() + SHOWN].to_owned(), hash: digest(&text) };
+    let secret =
+        SecretHash { prefix: text[..kind.len() + VISIBLE_CHARS].to_owned(), hash: digest(&text) };
     Ok((text, secret))
 }
 
-/// What a key or code is known by. A plain hash will do: nobody guesses 256 random bits.
+/// The hash of a key or code. A plain hash suffices for 256 random bits.
 pub(crate) fn digest(text: &str) -> [u8; 32] {
     Sha256::digest(text).into()
 }
@@ -40,9 +42,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_long_random_and_known_by_its_hash() {
-        let (first, secret) = mint(KEY).expect("there is randomness");
-        let (second, _) = mint(KEY).expect("there is randomness");
+    fn key_is_random_and_stored_as_a_hash() {
+        let (first, secret) = mint(KEY).expect("random numbers");
+        let (second, _) = mint(KEY).expect("random numbers");
         assert_ne!(first, second);
         assert_eq!(first.len(), 3 + 43);
         assert!(

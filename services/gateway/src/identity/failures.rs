@@ -1,11 +1,11 @@
-//! A limit on failed log-ins with tokens of an issuer. Guessing is hopeless whatever the rate; what
-//! this bounds is the work that who tries can make outside of this process. Keys and codes are one
-//! look into an index each, and never limited.
+//! A limit on failed log-ins with tokens of an issuer. Guessing is hopeless at any rate. The limit
+//! bounds the work that a client can cause outside of this process. Keys and codes cost one index
+//! lookup and are not limited.
 //!
-//! Counted are failures per peer address in a minute (of IPv6, per /64, which is what one customer
-//! has). Beyond the limit what the address presents is refused unseen, until the minute is over.
-//! What was accepted lately is looked at all the same, so that one who fails behind a proxy does
-//! not lock out the others there.
+//! Failures are counted per peer address in a minute (for IPv6 per /64, the network of one
+//! customer). Beyond the limit, credentials from the address are refused without a check until the
+//! minute is over. Recently accepted credentials are still checked, so that one failing client
+//! behind a proxy does not lock out the others.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,18 +16,18 @@ use std::{
 
 use crate::limit::Holder;
 
-/// How long a window is.
+/// Length of a window.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Addresses that are remembered. A full table forgets the windows that are over, then everything:
-/// who has so many addresses is not stopped by this anyway.
-const REMEMBERED: usize = 4096;
-/// Accepted credentials that are remembered. A full table forgets all of them.
-const ACCEPTED: usize = 16_384;
+/// Maximum number of addresses. A full table drops the windows that are over, then all: a client
+/// with so many addresses is not stopped by this anyway.
+const MAX_ADDRESSES: usize = 4096;
+/// Maximum number of accepted credentials. A full table drops all of them.
+const MAX_ACCEPTED: usize = 16_384;
 
 /// Failed log-ins by address.
 #[derive(Debug)]
 pub(crate) struct Failures {
-    /// Failures of an address in a window.
+    /// Maximum number of failures of an address in a window.
     limit: u32,
     table: Mutex<Table>,
 }
@@ -45,13 +45,13 @@ struct Window {
 }
 
 impl Failures {
-    /// With at most this many failures of an address in a minute.
+    /// Allows this number of failures of an address in a minute.
     pub(crate) fn new(limit: u32) -> Self {
         Self { limit, table: Mutex::default() }
     }
 
-    /// Whether what this address presents is to be refused unseen. `credential` is the hash of it.
-    pub(crate) fn refuses(
+    /// Whether a credential from this address is refused without a check. `credential` is its hash.
+    pub(crate) fn is_limited(
         &self,
         peer: Option<IpAddr>,
         credential: &[u8; 32],
@@ -65,14 +65,14 @@ impl Failures {
         table.windows.get(&peer).is_some_and(over) && !table.accepted.contains(credential)
     }
 
-    /// Something was presented in vain.
-    pub(crate) fn failed(&self, peer: Option<IpAddr>, credential: &[u8; 32], now: Instant) {
+    /// Records a failed log-in.
+    pub(crate) fn record_failure(&self, peer: Option<IpAddr>, credential: &[u8; 32], now: Instant) {
         let Some(peer) = network(peer) else { return };
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.accepted.remove(credential);
-        if table.windows.len() >= REMEMBERED && !table.windows.contains_key(&peer) {
+        if table.windows.len() >= MAX_ADDRESSES && !table.windows.contains_key(&peer) {
             table.windows.retain(|_, window| now.duration_since(window.since) < WINDOW);
-            if table.windows.len() >= REMEMBERED {
+            if table.windows.len() >= MAX_ADDRESSES {
                 table.windows.clear();
             }
         }
@@ -83,27 +83,27 @@ impl Failures {
         window.count = window.count.saturating_add(1);
     }
 
-    /// Whether a credential was accepted lately.
-    pub(crate) fn knows(&self, credential: &[u8; 32]) -> bool {
+    /// Whether a credential was accepted recently.
+    pub(crate) fn was_accepted(&self, credential: &[u8; 32]) -> bool {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).accepted.contains(credential)
     }
 
-    /// A credential is not valid, or not any more.
+    /// Removes a credential that is not or no longer valid.
     pub(crate) fn forget(&self, credential: &[u8; 32]) {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).accepted.remove(credential);
     }
 
-    /// Something was accepted.
-    pub(crate) fn accepted(&self, credential: &[u8; 32]) {
+    /// Records an accepted credential.
+    pub(crate) fn record_success(&self, credential: &[u8; 32]) {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        if table.accepted.len() >= ACCEPTED && !table.accepted.contains(credential) {
+        if table.accepted.len() >= MAX_ACCEPTED && !table.accepted.contains(credential) {
             table.accepted.clear();
         }
         table.accepted.insert(*credential);
     }
 }
 
-/// What one who fails can hardly have many of.
+/// The address or network that failures are counted for.
 fn network(address: Option<IpAddr>) -> Option<Holder> {
     address.map(|address| Holder::network(Some(address)))
 }
@@ -119,44 +119,44 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_too_often_is_refused_until_the_minute_is_over_but_what_was_accepted_is_not() {
+    fn failing_address_is_limited_except_accepted_credentials() {
         let (failures, now) = (Failures::new(LIMIT), Instant::now());
         let (bad, good) = ([1; 32], [2; 32]);
-        failures.accepted(&good);
+        failures.record_success(&good);
         for _ in 0..LIMIT {
-            assert!(!failures.refuses(address(1), &bad, now));
-            failures.failed(address(1), &bad, now);
+            assert!(!failures.is_limited(address(1), &bad, now));
+            failures.record_failure(address(1), &bad, now);
         }
-        assert!(failures.refuses(address(1), &bad, now));
-        assert!(!failures.refuses(address(1), &good, now));
-        assert!(!failures.refuses(address(2), &bad, now));
-        assert!(!failures.refuses(address(1), &bad, now + WINDOW));
-        // Once it is revoked it counts like any other.
-        failures.failed(address(1), &good, now);
-        assert!(failures.refuses(address(1), &good, now));
+        assert!(failures.is_limited(address(1), &bad, now));
+        assert!(!failures.is_limited(address(1), &good, now));
+        assert!(!failures.is_limited(address(2), &bad, now));
+        assert!(!failures.is_limited(address(1), &bad, now + WINDOW));
+        // A revoked credential counts like any other.
+        failures.record_failure(address(1), &good, now);
+        assert!(failures.is_limited(address(1), &good, now));
     }
 
     #[test]
-    fn neighbors_in_one_network_are_counted_together() {
+    fn addresses_of_one_network_are_counted_together() {
         let (failures, now) = (Failures::new(LIMIT), Instant::now());
         let one = "2001:db8::1".parse().expect("an address");
         let other = "2001:db8::ffff:2".parse().expect("an address");
         for _ in 0..LIMIT {
-            failures.failed(Some(one), &[0; 32], now);
+            failures.record_failure(Some(one), &[0; 32], now);
         }
-        assert!(failures.refuses(Some(other), &[0; 32], now));
+        assert!(failures.is_limited(Some(other), &[0; 32], now));
     }
 
     #[test]
-    fn the_table_is_bounded() {
+    fn table_is_bounded() {
         let (failures, now) = (Failures::new(LIMIT), Instant::now());
         for n in 0..20_000_u32 {
-            failures.failed(address(n), &[0; 32], now);
+            failures.record_failure(address(n), &[0; 32], now);
             let mut hash = [0; 32];
             hash[..4].copy_from_slice(&n.to_be_bytes());
-            failures.accepted(&hash);
+            failures.record_success(&hash);
         }
-        let table = failures.table.lock().expect("nobody panicked");
-        assert!(table.windows.len() <= REMEMBERED && table.accepted.len() <= ACCEPTED);
+        let table = failures.table.lock().expect("the lock is not poisoned");
+        assert!(table.windows.len() <= MAX_ADDRESSES && table.accepted.len() <= MAX_ACCEPTED);
     }
 }

@@ -1,4 +1,4 @@
-//! The layer itself: it stands before every method and lets nobody through unseen.
+//! The layer in front of every method: it authenticates and authorizes each call.
 
 use std::{
     future::Future,
@@ -16,7 +16,7 @@ use tonic::{
 use tower::{Layer, Service};
 
 use super::{
-    authenticate::{Presented, Refused, authenticate},
+    authenticate::{Credentials, Rejection, authenticate},
     peer::Peer,
     rules::{self, Access},
 };
@@ -36,10 +36,10 @@ use crate::{
     status,
 };
 
-/// Chooses the organization where a caller has several.
+/// Selects the organization of a caller with several.
 pub(crate) const ORGANIZATION: &str = "x-organization-id";
 
-/// Puts a [`Guard`] before a service.
+/// Puts a [`Guard`] in front of a service.
 #[derive(Clone)]
 pub(crate) struct GuardLayer {
     api: Api,
@@ -59,7 +59,7 @@ impl<S> Layer<S> for GuardLayer {
     }
 }
 
-/// Finds out who calls, and refuses what they may not do.
+/// Authenticates the caller of each call, and refuses unauthorized calls.
 #[derive(Clone)]
 pub(crate) struct Guard<S> {
     api: Api,
@@ -83,30 +83,29 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let next = self.inner.clone();
-        // The one that was asked whether it is ready is the one to call.
+        // Calls the service that was polled for readiness.
         let mut inner = std::mem::replace(&mut self.inner, next);
         let api = self.api.clone();
-        // Whatever a protocol in front of this may have let through: who calls is said here and nowhere
-        // else.
+        // Only this layer sets the caller, whatever a protocol in front of it may have passed on.
         request.extensions_mut().remove::<Caller>();
         request.extensions_mut().remove::<Arc<AuditDraft>>();
         let path = request.uri().path().to_owned();
-        let Some(access) = rules::of(&path) else {
+        let Some(access) = rules::access(&path) else {
             return Box::pin(async {
-                Ok(Status::unimplemented("there is no such method").into_http())
+                Ok(Status::unimplemented("the method does not exist").into_http())
             });
         };
         let method = methods::of(&path);
         let origin = Origin::of(&request);
-        let presented = presented(&request, origin.peer);
+        let credentials = read_credentials(&request, origin.peer);
         let reached = request.extensions_mut().remove::<Transcoded>();
-        // A protocol has looked at who calls before it read the body, and the call was counted there.
+        // A protocol has authenticated the caller before it read the body, and counted the call.
         let metered = request.extensions_mut().remove::<Metered>();
         request.extensions_mut().insert(origin.peer);
         let deadline = Deadline::from_extensions(request.extensions());
         let account = request.extensions().get::<Account>().cloned();
         Box::pin(async move {
-            let mut running = Running::new(&api, method, origin.protocol, deadline);
+            let mut call_guard = CallGuard::new(&api, method, origin.protocol, deadline);
             if let Some(reached) = &reached {
                 reached.reached();
             }
@@ -114,7 +113,7 @@ where
                 &api,
                 &path,
                 access,
-                presented,
+                credentials,
                 &origin,
                 method,
                 metered,
@@ -123,7 +122,7 @@ where
             .await
             {
                 Ok(admitted) => admitted,
-                Err(status) => return Ok(running.ended(status.code(), status.into_http())),
+                Err(status) => return Ok(call_guard.finish(status.code(), status.into_http())),
             };
             let known = caller.as_ref().map(Known::from);
             let draft = method
@@ -134,9 +133,9 @@ where
             }
             if let Some(draft) = &draft {
                 request.extensions_mut().insert(Arc::clone(draft));
-                running.draft = Some((Arc::clone(draft), &origin, known));
+                call_guard.draft = Some((Arc::clone(draft), &origin, known));
             }
-            let mut response = blame_the_client(inner.call(request).await?);
+            let mut response = mark_client_errors(inner.call(request).await?);
             metered.tell(response.headers_mut());
             if origin.protocol.is_operator() {
                 response.extensions_mut().insert(metered.clone());
@@ -145,9 +144,8 @@ where
                 .map_or(Code::Ok, |status| status.code());
             let noted = match (&draft, method) {
                 (Some(draft), _) if draft.is_written() => Ok(()),
-                // What strangers fail at, and what is refused because there is too much of it, is
-                // counted and does not reach the database by itself: a flood of it must cost nobody
-                // else anything.
+                // Failures of unknown callers, and refusals because of limits, are counted and
+                // reach the database in batches: a flood of them must not slow down others.
                 (draft, Some(method))
                     if writer::is_refusal(code)
                         || draft.is_some()
@@ -159,28 +157,27 @@ where
                     api.audit_writer().refused(&origin, known, entry);
                     Ok(())
                 }
-                // Boxed, because few calls come here and each would be as large as this.
-                (Some(draft), _) => Box::pin(note(&api, draft.entry(code), code)).await,
+                // Boxed, because it is rare and would enlarge the future of every call.
+                (Some(draft), _) => Box::pin(record(&api, draft.entry(code), code)).await,
                 (None, _) => Ok(()),
             };
-            running.draft = None;
+            call_guard.draft = None;
             Ok(match noted {
-                Ok(()) => running.ended(code, response),
+                Ok(()) => call_guard.finish(code, response),
                 Err(status) => {
                     let mut response = status.clone().into_http();
                     metered.tell(response.headers_mut());
-                    running.ended(status.code(), response)
+                    call_guard.finish(status.code(), response)
                 }
             })
         })
     }
 }
 
-/// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if
-/// it were our defect, and offers no other place to tell the two apart. A compressed message
-/// without `grpc-encoding` is not among them: that this is `INTERNAL` is what gRPC's specification
-/// demands.
-const MALFORMED: [&str; 5] = [
+/// Prefixes of tonic's messages for malformed requests. tonic reports them as `INTERNAL`, and only
+/// the text distinguishes them from bugs of ours. A compressed message without `grpc-encoding` is
+/// not included: gRPC's specification requires `INTERNAL` for it.
+const MALFORMED_PREFIXES: [&str; 5] = [
     "failed to decode Protobuf message",
     "protocol error: received message with invalid compression flag",
     "Error decompressing: ",
@@ -188,23 +185,24 @@ const MALFORMED: [&str; 5] = [
     "Missing request message",
 ];
 
-/// How what tonic says of a message that is too large begins, before and after it is decompressed.
-const TOO_LARGE: [&str; 2] =
+/// Prefixes of tonic's messages for requests that are too large, before and after decompression.
+const TOO_LARGE_PREFIXES: [&str; 2] =
     ["Error, decoded message length too large", "Error decompressing: size limit"];
 
-/// A request that cannot be read is the client's mistake. Said here, so that it is counted and
-/// written down as that as well.
-fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
+/// Reports a malformed request as an error of the client. Done here, so that metrics and the audit
+/// log have that code as well.
+fn mark_client_errors<B>(mut response: Response<B>) -> Response<B> {
     let Some(status) = Status::from_header_map(response.headers()) else { return response };
-    let is_one_of = |known: &[&str]| known.iter().any(|words| status.message().starts_with(words));
+    let is_one_of =
+        |known: &[&str]| known.iter().any(|prefix| status.message().starts_with(prefix));
     match status.code() {
-        Code::Internal if is_one_of(&MALFORMED) => {
+        Code::Internal if is_one_of(&MALFORMED_PREFIXES) => {
             response
                 .headers_mut()
                 .insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
         }
-        Code::OutOfRange | Code::ResourceExhausted if is_one_of(&TOO_LARGE) => {
-            // Fails for no status of ours.
+        Code::OutOfRange | Code::ResourceExhausted if is_one_of(&TOO_LARGE_PREFIXES) => {
+            // Cannot fail for our own statuses.
             _ = status::too_large_with_message(status.message()).add_header(response.headers_mut());
         }
         _ => {}
@@ -212,24 +210,24 @@ fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
     response
 }
 
-/// Writes down a call that changed nothing in the database, or failed, before it is answered.
+/// Writes the audit entry of a call that changed nothing in the database, or failed, before the
+/// response.
 ///
 /// # Errors
-/// `UNAVAILABLE` when that is not possible and the call went well: what is not written down is not
-/// given out. A call that failed is answered with its failure, and its entry follows when the
-/// database is back.
-async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
-    // The database is away, as likely as not: the next attempt would take as long again.
+/// `UNAVAILABLE` when a successful call cannot be recorded: its response is then withheld. The
+/// response of a failed call is sent, and its entry follows when the database is available.
+async fn record(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
+    // The database is probably unavailable, and the next attempt would take as long.
     if code != Code::Unavailable {
         match writer::now(api, &entry).await {
             Ok(()) => return Ok(()),
             Err(error) if code == Code::Ok => {
                 tracing::warn!(
                     error = status::chain(&error),
-                    "a call is not answered because the audit trail cannot be written"
+                    "a call is not answered because the audit log cannot be written"
                 );
                 return Err(status::unavailable(
-                    "it may have been done, and cannot be written down at the moment",
+                    "the call may have taken effect, but the audit log cannot be written",
                 ));
             }
             Err(_) => {}
@@ -239,19 +237,19 @@ async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
     Ok(())
 }
 
-/// A call until it is answered. One that nobody waits for any more is counted and written down as
-/// `DEADLINE_EXCEEDED` when its time is over, else (the client is gone) as `CANCELLED`, unless what
-/// it changed is in the trail already.
-struct Running<'a> {
+/// A call until its response. A call that is dropped is counted and recorded as `DEADLINE_EXCEEDED`
+/// after its deadline, else (the client has disconnected) as `CANCELLED`, unless its change is in
+/// the audit log already.
+struct CallGuard<'a> {
     api: &'a Api,
-    /// With where the call comes from and whose it is.
+    /// With the origin and the caller of the call.
     draft: Option<(Arc<AuditDraft>, &'a Origin, Option<Known>)>,
     call: metrics::Call,
-    /// None: it is answered, or takes as long as it takes.
+    /// `None`: the response was sent, or the call has no deadline.
     deadline: Option<Deadline>,
 }
 
-impl<'a> Running<'a> {
+impl<'a> CallGuard<'a> {
     fn new(
         api: &'a Api,
         method: Option<&'static Method>,
@@ -262,14 +260,14 @@ impl<'a> Running<'a> {
         Self { api, draft: None, call, deadline }
     }
 
-    fn ended<R>(&mut self, code: Code, response: Response<R>) -> Response<R> {
+    fn finish<R>(&mut self, code: Code, response: Response<R>) -> Response<R> {
         self.call.set_code(code);
         self.deadline = None;
         response
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         let mut code = Code::Cancelled;
         if self.deadline.is_some_and(Deadline::is_over) {
@@ -284,22 +282,22 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Who was let in, and what their call was counted against.
+/// An authorized caller, and the quotas that the call was counted for.
 #[derive(Default)]
 struct Admitted {
-    /// None: of a method that anybody may call.
+    /// `None` for public methods.
     caller: Option<Caller>,
     metered: Metered,
 }
 
-/// Lets a call in. `metered` is what it was counted against already; `account` is charged for what
-/// it holds from now on.
+/// Authenticates and authorizes a call. `metered` is set if the call was counted before; `account`
+/// is charged for the resources of the call.
 #[expect(clippy::too_many_arguments, reason = "they are what is known of a call")]
 async fn admit(
     api: &Api,
     path: &str,
     access: Access,
-    presented: Result<Presented, Status>,
+    credentials: Result<Credentials, Status>,
     origin: &Origin,
     method: Option<&'static Method>,
     metered: Option<Metered>,
@@ -308,8 +306,8 @@ async fn admit(
     if access == Access::Public {
         return account.map_or(Ok(()), Account::enter_anonymous).map(|()| Admitted::default());
     }
-    let found = match presented {
-        Ok(presented) => judge(api, presented, origin, metered).await,
+    let found = match credentials {
+        Ok(credentials) => authenticate_and_count(api, credentials, origin, metered).await,
         Err(status) => Err(status.into()),
     };
     let found = found.and_then(|(caller, metered)| {
@@ -317,11 +315,11 @@ async fn admit(
             .and_then(|()| account.map_or(Ok(()), |account| account.identify(caller.organization)))
         {
             Ok(()) => Ok(Admitted { caller: Some(caller), metered }),
-            Err(status) => Err(Refused { status, known: Some(Known::from(&caller)) }),
+            Err(status) => Err(Rejection { status, known: Some(Known::from(&caller)) }),
         }
     });
-    found.map_err(|Refused { status, known }| {
-        // Too many log-ins that failed are refusals as well.
+    found.map_err(|Rejection { status, known }| {
+        // Too many failed log-ins are refusals as well.
         if writer::is_refusal(status.code()) || status.code() == Code::ResourceExhausted {
             let name = method.map(|method| method.name.as_str()).unwrap_or_default();
             api.audit_writer().refused(origin, known, origin.entry(name, known, status.code()));
@@ -330,36 +328,38 @@ async fn admit(
     })
 }
 
-/// Finds out who calls, and counts the call. What was refused a moment ago because there was too
-/// much of it is refused unseen.
-async fn judge(
+/// Authenticates the caller, and counts the call. A caller that was refused for its rate a moment
+/// ago is refused without a check.
+async fn authenticate_and_count(
     api: &Api,
-    presented: Presented,
+    credentials: Credentials,
     origin: &Origin,
     metered: Option<Metered>,
-) -> Result<(Caller, Metered), Refused> {
-    let mark =
-        presented.bearer.as_ref().map(|bearer| Mark::of(bearer, presented.organization.as_deref()));
+) -> Result<(Caller, Metered), Rejection> {
+    let mark = credentials
+        .bearer
+        .as_ref()
+        .map(|bearer| Mark::of(bearer, credentials.organization.as_deref()));
     let now = Instant::now();
     if metered.is_none()
         && let Some(shed) = mark.as_ref().and_then(|mark| api.quotas().shed(mark, now))
     {
-        return Err(Refused { status: shed.status(now), known: Some(shed.known) });
+        return Err(Rejection { status: shed.status(now), known: Some(shed.known) });
     }
-    let caller = authenticate(api, presented, origin).await?;
+    let caller = authenticate(api, credentials, origin).await?;
     let metered = match metered {
         Some(metered) => metered,
         None => {
             let counted = api.quotas().request(api.store().ok(), &caller, mark).await;
-            counted.map_err(|status| Refused { status, known: Some(Known::from(&caller)) })?
+            counted.map_err(|status| Rejection { status, known: Some(Known::from(&caller)) })?
         }
     };
     Ok((caller, metered))
 }
 
-/// Whether a caller may call the method of this path.
+/// Checks whether a caller may call the method of this path.
 fn check(path: &str, access: Access, caller: &Caller) -> Result<(), Status> {
-    if caller.confined.is_some() && !rules::is_of_scans(path) {
+    if caller.confined.is_some() && !rules::allows_scan_token(path) {
         return Err(Status::permission_denied(
             "the token of a scan is only for the task of the scan",
         ));
@@ -367,32 +367,33 @@ fn check(path: &str, access: Access, caller: &Caller) -> Result<(), Status> {
     access.check(caller)
 }
 
-/// Whether who sends a request may call the method of this path, and what the call was counted
-/// against. For those that look before they read a body; the layer looks again, because what it
-/// lets through is what counts, but does not count it again.
+/// Checks whether the sender of a request may call the method of this path, for protocols that
+/// check before they read a body. Returns the quotas that the call was counted for. The layer
+/// checks again, because its decision is authoritative, but does not count the call again.
 ///
 /// # Errors
 /// Those of the layer.
-pub(crate) fn admitted<'a, B>(
+pub(crate) fn authorize<'a, B>(
     api: &'a Api,
     path: &str,
     request: &Request<B>,
 ) -> impl Future<Output = Result<Metered, Status>> + Send + use<'a, B> {
-    let access = rules::of(path).ok_or_else(|| Status::unimplemented("there is no such method"));
+    let access =
+        rules::access(path).ok_or_else(|| Status::unimplemented("the method does not exist"));
     let (method, origin) = (methods::of(path), Origin::of(request));
-    let presented = presented(request, origin.peer);
+    let credentials = read_credentials(request, origin.peer);
     let (path, account) = (path.to_owned(), request.extensions().get::<Account>().cloned());
     async move {
         let admitted =
-            admit(api, &path, access?, presented, &origin, method, None, account.as_ref()).await;
+            admit(api, &path, access?, credentials, &origin, method, None, account.as_ref()).await;
         admitted.map(|admitted| admitted.metered)
     }
 }
 
-/// What a request says of who sent it.
-fn presented<B>(request: &Request<B>, peer: Peer) -> Result<Presented, Status> {
+/// Reads the credentials of a request.
+fn read_credentials<B>(request: &Request<B>, peer: Peer) -> Result<Credentials, Status> {
     let headers = request.headers();
-    let bearer = match one(headers, header::AUTHORIZATION.as_str())? {
+    let bearer = match single_header(headers, header::AUTHORIZATION.as_str())? {
         None => None,
         Some(text) => {
             let bearer =
@@ -403,19 +404,20 @@ fn presented<B>(request: &Request<B>, peer: Peer) -> Result<Presented, Status> {
             Some(bearer.map(|(_, token)| token.trim().to_owned()).ok_or_else(malformed)?)
         }
     };
-    let organization = one(headers, ORGANIZATION)?.map(str::to_owned);
-    Ok(Presented { bearer, organization, peer })
+    let organization = single_header(headers, ORGANIZATION)?.map(str::to_owned);
+    Ok(Credentials { bearer, organization, peer })
 }
 
-/// A header that is given once or not at all: of two, one would be judged and the other believed.
-fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Status> {
+/// Returns the value of a header that must not be repeated: with two values, single_header could be checked
+/// and the other used.
+fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Status> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let wrong = || {
-        Status::unauthenticated(format!("{name} must be given once, in visible ASCII characters"))
+    let invalid = || {
+        Status::unauthenticated(format!("{name} must be set once, with visible ASCII characters"))
     };
     if values.next().is_some() {
-        return Err(wrong());
+        return Err(invalid());
     }
-    value.to_str().map(Some).map_err(|_| wrong())
+    value.to_str().map(Some).map_err(|_| invalid())
 }

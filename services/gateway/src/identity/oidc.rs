@@ -1,8 +1,8 @@
-//! Log-in of people: tokens of one OpenID Connect issuer, whose keys are found by discovery.
+//! Log-in of users with tokens of one OpenID Connect issuer, whose keys are found by discovery.
 //!
-//! Keys are cached. An unknown key id, and keys older than an hour, make them be fetched again, at
-//! most once a minute whoever asks how often; while the issuer is away, the keys that are known
-//! hold on.
+//! Keys are cached. An unknown key id, and keys older than an hour, cause a new request for the
+//! keys, at most once a minute in total. While the issuer is unavailable, the cached keys stay
+//! valid.
 
 use std::{
     collections::HashMap,
@@ -23,21 +23,20 @@ use tokio::sync::Mutex;
 
 use super::peer::is_loopback_host;
 
-/// How often the issuer is asked for its keys at most.
-const PAUSE: Duration = Duration::from_secs(60);
-/// When keys are asked for anew although all are known, so that one that was taken back is
-/// forgotten.
-const FRESH: Duration = Duration::from_secs(3600);
-/// How long the issuer may take to answer.
+/// Minimum time between two requests for the keys.
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(60);
+/// Age at which cached keys are fetched again, so that revoked ones are removed.
+const MAX_KEY_AGE: Duration = Duration::from_secs(3600);
+/// Timeout of a request to the issuer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of an answer of the issuer.
-const ANSWER: usize = 1024 * 1024;
-/// Keys of an issuer.
-const KEYS: usize = 100;
-/// How far clocks may be apart, in seconds.
-const LEEWAY: i64 = 60;
-/// What an RSA key is good for.
-const RSA: [Algorithm; 6] = [
+/// Maximum size of a response of the issuer in bytes.
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
+/// Maximum number of keys of an issuer.
+const MAX_KEYS: usize = 100;
+/// Maximum clock difference, in seconds.
+const LEEWAY_SECONDS: i64 = 60;
+/// The algorithms of RSA_ALGORITHMS keys.
+const RSA_ALGORITHMS: [Algorithm; 6] = [
     Algorithm::RS256,
     Algorithm::RS384,
     Algorithm::RS512,
@@ -46,14 +45,14 @@ const RSA: [Algorithm; 6] = [
     Algorithm::PS512,
 ];
 
-/// Why a token tells nothing.
+/// Why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It is not one of the issuer for us, or its time is over.
+    /// It is not a token of the issuer for this audience, or not valid now.
     #[error("the token is not valid: {0}")]
     Invalid(&'static str),
-    /// The issuer's keys are not known yet and cannot be had.
-    #[error("the issuer's keys cannot be had")]
+    /// No keys of the issuer are cached, and they cannot be fetched.
+    #[error("the issuer's keys are unavailable")]
     Unavailable(#[source] Arc<anyhow::Error>),
 }
 
@@ -64,22 +63,22 @@ pub(crate) struct Oidc {
     audience: String,
     client: reqwest::Client,
     keys: Arc<RwLock<Arc<Keys>>>,
-    /// Held while keys are fetched; when that was last tried, and how it failed.
+    /// Locked while keys are fetched. Has the time and the failure of the last attempt.
     fetching: Arc<Mutex<Option<(Instant, Failure)>>>,
 }
 
-/// Why keys could not be fetched, if they could not.
+/// Why the keys could not be fetched, if they could not.
 type Failure = Option<Arc<anyhow::Error>>;
 
 #[derive(Default)]
 struct Keys {
-    by_id: HashMap<String, Known>,
-    without_id: Vec<Known>,
+    by_id: HashMap<String, VerificationKey>,
+    without_id: Vec<VerificationKey>,
     fetched: Option<Instant>,
 }
 
-/// A key, and what is taken that is signed with it.
-struct Known {
+/// A key and the algorithms that it verifies.
+struct VerificationKey {
     algorithms: Vec<Algorithm>,
     key: DecodingKey,
 }
@@ -90,7 +89,7 @@ struct Discovery {
     jwks_uri: String,
 }
 
-/// Keys of kinds that are unknown here don't spoil the others.
+/// Keys of unknown types do not invalidate the others.
 #[derive(Deserialize)]
 struct KeySet {
     keys: Vec<serde_json::Value>,
@@ -110,14 +109,14 @@ struct Claims {
 
 impl Oidc {
     pub(crate) fn new(issuer: &str, audience: &str) -> anyhow::Result<Self> {
-        // Fails when somebody has chosen one already, which is as good.
+        // Fails if a provider is installed already, which is fine.
         _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder()
             .timeout(TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()
-            .context("no client for the issuer of log-ins can be made")?;
+            .context("cannot create an HTTP client for the issuer")?;
         let (keys, fetching) = (Arc::default(), Arc::default());
         Ok(Self {
             issuer: issuer.to_owned(),
@@ -128,7 +127,7 @@ impl Oidc {
         })
     }
 
-    /// Whom a token is of, and until when. `now` and `time` are the same moment.
+    /// Verifies a token. Returns its user and its expiry. `now` and `time` are the same moment.
     ///
     /// # Errors
     /// [`Error`].
@@ -138,46 +137,41 @@ impl Oidc {
         now: Instant,
         time: Timestamp,
     ) -> Result<(Profile, Timestamp), Error> {
-        let header = decode_header(token).map_err(|_| Error::Invalid("it is no token"))?;
-        if !RSA.contains(&header.alg)
+        let header = decode_header(token).map_err(|_| Error::Invalid("it is not a token"))?;
+        if !RSA_ALGORITHMS.contains(&header.alg)
             && !matches!(header.alg, Algorithm::ES256 | Algorithm::ES384 | Algorithm::EdDSA)
         {
-            return Err(Error::Invalid(
-                "it is not signed with a key of which the issuer publishes one half",
-            ));
+            return Err(Error::Invalid("it is not signed with an asymmetric key"));
         }
-        let key = self.key(header.kid.as_deref(), header.alg, now).await?;
+        let key = self.find_key(header.kid.as_deref(), header.alg, now).await?;
         let mut validation = Validation::new(header.alg);
         validation.set_issuer(&[&self.issuer]);
         validation.set_audience(&[&self.audience]);
         validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
-        // Below, by the time that was given.
+        // Checked below, with the given time.
         validation.validate_exp = false;
         validation.validate_nbf = false;
         let claims = decode::<Claims>(token, &key, &validation)
-            .map_err(|_| Error::Invalid("its signature, issuer or audience is another"))?
+            .map_err(|_| Error::Invalid("its signature, issuer or audience does not match"))?
             .claims;
         let seconds = time.as_second();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a number that no time has becomes the first or last one"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "an out-of-range number saturates")]
         let whole = |number: f64| number as i64;
-        let until = whole(claims.exp).saturating_add(LEEWAY);
+        let until = whole(claims.exp).saturating_add(LEEWAY_SECONDS);
         if until <= seconds {
-            return Err(Error::Invalid("its time is over"));
+            return Err(Error::Invalid("it has expired"));
         }
-        if claims.nbf.is_some_and(|from| whole(from).saturating_sub(LEEWAY) > seconds) {
-            return Err(Error::Invalid("its time has not come"));
+        if claims.nbf.is_some_and(|from| whole(from).saturating_sub(LEEWAY_SECONDS) > seconds) {
+            return Err(Error::Invalid("it is not valid yet"));
         }
         if claims.sub.is_empty() || claims.sub.len() > 255 {
-            return Err(Error::Invalid("it names nobody"));
+            return Err(Error::Invalid("it has no valid subject"));
         }
         let email = claims.email.unwrap_or_default().trim().to_lowercase();
         let profile = Profile {
             issuer: self.issuer.clone(),
             subject: claims.sub,
-            // Some issuers say it as a text.
+            // Some issuers send it as a string.
             email_verified: claims.email_verified == true || claims.email_verified == "true",
             email: if email.len() <= 254 { email } else { String::new() },
             name: claims
@@ -191,46 +185,44 @@ impl Oidc {
         Ok((profile, Timestamp::from_second(until).unwrap_or(Timestamp::MAX)))
     }
 
-    async fn key(
+    async fn find_key(
         &self,
         id: Option<&str>,
         algorithm: Algorithm,
         now: Instant,
     ) -> Result<DecodingKey, Error> {
-        let keys = self.known();
-        let fresh =
-            keys.fetched.is_some_and(|fetched| now.saturating_duration_since(fetched) < FRESH);
+        let keys = self.cached_keys();
+        let fresh = keys
+            .fetched
+            .is_some_and(|fetched| now.saturating_duration_since(fetched) < MAX_KEY_AGE);
         if fresh && let Some(key) = keys.find(id, algorithm) {
             return Ok(key);
         }
         let failure = self.refresh(now).await;
-        let keys = self.known();
+        let keys = self.cached_keys();
         match (keys.find(id, algorithm), failure) {
             (Some(key), _) => Ok(key),
             (None, Some(failure)) if keys.fetched.is_none() => Err(Error::Unavailable(failure)),
             (None, _) => {
-                Err(Error::Invalid("it is signed with a key that its issuer does not have"))
+                Err(Error::Invalid("it is signed with a key that the issuer does not have"))
             }
         }
     }
 
-    fn known(&self) -> Arc<Keys> {
+    fn cached_keys(&self) -> Arc<Keys> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Fetches the keys, unless that was tried a moment ago. Gives why it last failed. Who asks may
-    /// go away meanwhile: the attempt is noted before it is made, and goes on to its end.
+    /// Fetches the keys, unless that was tried recently. Returns the last failure. The caller may
+    /// be canceled meanwhile: the attempt is recorded before it starts, and runs to its end.
     async fn refresh(&self, now: Instant) -> Failure {
         let mut last = Arc::clone(&self.fetching).lock_owned().await;
         if let Some((tried, failure)) = &*last
-            && now.saturating_duration_since(*tried) < PAUSE
+            && now.saturating_duration_since(*tried) < MIN_FETCH_INTERVAL
         {
             return failure.clone();
         }
-        *last = Some((
-            now,
-            Some(Arc::new(anyhow::anyhow!("the issuer has been asked and has not answered"))),
-        ));
+        *last = Some((now, Some(Arc::new(anyhow::anyhow!("the issuer has not answered")))));
         let this = self.clone();
         let fetching = tokio::spawn(async move {
             let failure = match this.fetch().await {
@@ -249,15 +241,15 @@ impl Oidc {
 
     async fn fetch(&self) -> anyhow::Result<Keys> {
         let url = format!("{}/.well-known/openid-configuration", self.issuer.trim_end_matches('/'));
-        let discovery: Discovery = self.get(&url).await?;
-        anyhow::ensure!(discovery.issuer == self.issuer, "what is found there is another issuer");
+        let discovery: Discovery = self.fetch_json(&url).await?;
         anyhow::ensure!(
-            is_trustworthy(&discovery.jwks_uri),
-            "its keys are at an address without TLS"
+            discovery.issuer == self.issuer,
+            "the discovery document is of another issuer"
         );
-        let set: KeySet = self.get(&discovery.jwks_uri).await?;
+        anyhow::ensure!(is_trustworthy(&discovery.jwks_uri), "the URL of its keys has no TLS");
+        let set: KeySet = self.fetch_json(&discovery.jwks_uri).await?;
         let mut keys = Keys::default();
-        for key in set.keys.into_iter().take(KEYS) {
+        for key in set.keys.into_iter().take(MAX_KEYS) {
             let Ok(key) = serde_json::from_value::<Jwk>(key) else { continue };
             let algorithms = algorithms(&key);
             if algorithms.is_empty()
@@ -270,7 +262,7 @@ impl Oidc {
                 continue;
             }
             let Ok(decoding) = DecodingKey::from_jwk(&key) else { continue };
-            let known = Known { algorithms, key: decoding };
+            let known = VerificationKey { algorithms, key: decoding };
             match key.common.key_id {
                 Some(id) => _ = keys.by_id.insert(id, known),
                 None => keys.without_id.push(known),
@@ -279,35 +271,34 @@ impl Oidc {
         Ok(keys)
     }
 
-    async fn get<T: DeserializeOwned>(&self, url: &str) -> anyhow::Result<T> {
+    async fn fetch_json<T: DeserializeOwned>(&self, url: &str) -> anyhow::Result<T> {
         let response = self.client.get(url).send().await?.error_for_status()?;
         let (mut body, mut bytes) = (response.bytes_stream(), Vec::new());
         while let Some(chunk) = body.next().await {
             bytes.extend_from_slice(&chunk?);
-            anyhow::ensure!(bytes.len() <= ANSWER, "the answer is too long");
+            anyhow::ensure!(bytes.len() <= MAX_RESPONSE_BYTES, "the response is too long");
         }
-        serde_json::from_slice(&bytes).with_context(|| format!("what {url} answers cannot be read"))
+        serde_json::from_slice(&bytes).with_context(|| format!("the response of {url} is invalid"))
     }
 }
 
 impl Keys {
     fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
-        let fits = |known: &&Known| known.algorithms.contains(&algorithm);
-        let mut fitting: Vec<&Known> = match id {
+        let fits = |known: &&VerificationKey| known.algorithms.contains(&algorithm);
+        let mut fitting: Vec<&VerificationKey> = match id {
             Some(id) => self.by_id.get(id).filter(fits).into_iter().collect(),
             None => self.by_id.values().chain(&self.without_id).filter(fits).collect(),
         };
-        // A token that names no key is verified only where there is no choice.
+        // A token without a key id is only verified if the key is unambiguous.
         if fitting.len() > 1 { None } else { fitting.pop().map(|known| known.key.clone()) }
     }
 }
 
-/// The algorithms that a key is good for, of those that are known here; only the one that it names,
-/// if it names one. So what a token says of how it is signed chooses among what the issuer's key
-/// allows.
+/// The supported algorithms of a key; if the key names one, only that. So a token can only choose
+/// among the algorithms that the issuer's key allows.
 fn algorithms(key: &Jwk) -> Vec<Algorithm> {
     let kind: &[Algorithm] = match &key.algorithm {
-        AlgorithmParameters::RSA(_) => &RSA,
+        AlgorithmParameters::RSA(_) => &RSA_ALGORITHMS,
         AlgorithmParameters::EllipticCurve(curve) => match curve.curve {
             EllipticCurve::P256 => &[Algorithm::ES256],
             EllipticCurve::P384 => &[Algorithm::ES384],
@@ -328,7 +319,7 @@ fn algorithms(key: &Jwk) -> Vec<Algorithm> {
         .collect()
 }
 
-/// Whether what is read there is what was written: over TLS, or on this machine.
+/// Whether a response from there is authentic: over TLS, or from this machine.
 pub(crate) fn is_trustworthy(url: &str) -> bool {
     reqwest::Url::parse(url).is_ok_and(|url| match url.scheme() {
         "https" => url.host().is_some(),
@@ -350,10 +341,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tokens_of_the_issuer_for_us_are_accepted_and_no_others() {
+    async fn only_valid_tokens_of_the_issuer_are_accepted() {
         let (rsa, ec, other) = (Key::rsa("r", 0), Key::ec("e"), Key::rsa("r", 1));
         let issuer = Issuer::start(&[&rsa, &ec]).await;
-        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("client");
         let claims = issuer.claims("ada", "Ada@Example.com");
         for token in [rsa.sign(&claims), ec.sign(&claims), rsa.sign_without_id(&claims)] {
             assert_eq!(verify(&oidc, &token, Duration::ZERO).await, Ok("ada".to_owned()));
@@ -391,8 +382,8 @@ mod tests {
             ("another issuer", with("iss", json!("https://elsewhere.example"))),
             ("its time is over", with("exp", json!(now - 61))),
             ("its time has not come", with("nbf", json!(now + 120))),
-            ("nobody", with("sub", json!(""))),
-            ("no end", without("exp")),
+            ("no subject", with("sub", json!(""))),
+            ("no expiry", without("exp")),
             ("no audience", without("aud")),
             ("no issuer", without("iss")),
             ("a secret instead of a key", hs256),
@@ -402,24 +393,23 @@ mod tests {
                 "no algorithm",
                 format!("eyJhbGciOiJub25lIn0.{}.", good.split('.').nth(1).expect("three parts")),
             ),
-            ("no token", "x.y.z".to_owned()),
+            ("not a token", "x.y.z".to_owned()),
         ] {
             assert!(verify(&oidc, &token, Duration::ZERO).await.is_err(), "{what}");
         }
-        // Clocks may be a little apart.
+        // Clocks may differ a little.
         assert!(verify(&oidc, &with("exp", json!(now - 30)), Duration::ZERO).await.is_ok());
     }
 
     #[tokio::test]
-    async fn what_issuers_sign_with_is_taken_and_a_key_that_names_its_algorithm_is_good_for_no_other()
-     {
+    async fn key_with_an_algorithm_verifies_no_other() {
         let any = Key::rsa("any", 0).without_algorithm();
         let named = Key::rsa("named", 1);
         let (ec, ec384, ed) = (Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed"));
         let issuer = Issuer::start(&[&any, &named, &ec, &ec384, &ed]).await;
-        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("client");
         let claims = issuer.claims("ada", "");
-        for algorithm in RSA {
+        for algorithm in RSA_ALGORITHMS {
             let known = verify(&oidc, &any.sign_as(algorithm, &claims), Duration::ZERO).await;
             assert_eq!(known, Ok("ada".to_owned()), "{algorithm:?}");
             let known = verify(&oidc, &named.sign_as(algorithm, &claims), Duration::ZERO).await;
@@ -431,21 +421,20 @@ mod tests {
                 Ok("ada".to_owned())
             );
         }
-        // The keys of others of these kinds, under the same ids.
+        // Keys of another issuer of these types, under the same ids.
         for key in [Key::rsa("any", 1), Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed")] {
             assert!(verify(&oidc, &key.sign(&claims), Duration::ZERO).await.is_err());
         }
-        // What is signed with a key of one kind does not name one of another.
+        // A signature with a key of one type is not valid for a key of another type.
         assert!(verify(&oidc, &Key::ec384("ec").sign(&claims), Duration::ZERO).await.is_err());
         assert!(verify(&oidc, &Key::ed("any").sign(&claims), Duration::ZERO).await.is_err());
     }
 
     #[tokio::test]
-    async fn a_new_key_is_found_and_strangers_do_not_make_the_issuer_be_asked_more_than_once_a_minute()
-     {
+    async fn unknown_keys_are_fetched_at_most_once_a_minute() {
         let (old, new, unknown) = (Key::ec("old"), Key::ec("new"), Key::ec("unknown"));
         let issuer = Issuer::start(&[&old]).await;
-        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("client");
         let claims = issuer.claims("ada", "");
         let begin = Duration::ZERO;
         assert!(verify(&oidc, &old.sign(&claims), begin).await.is_ok());
@@ -454,26 +443,22 @@ mod tests {
             assert!(verify(&oidc, &unknown.sign(&claims), begin).await.is_err());
         }
         assert_eq!(issuer.request_count(), 1);
-        // A minute later the new key is asked for, and the old one is not the issuer's any more.
-        let later = PAUSE + Duration::from_secs(1);
+        // A minute later the new key is fetched, and the old one is no longer valid.
+        let later = MIN_FETCH_INTERVAL + Duration::from_secs(1);
         assert!(verify(&oidc, &new.sign(&claims), later).await.is_ok());
         assert!(verify(&oidc, &old.sign(&claims), later).await.is_err());
         assert_eq!(issuer.request_count(), 2);
     }
 
     #[tokio::test]
-    async fn while_the_issuer_is_away_known_keys_hold_on_and_a_key_taken_back_goes_within_the_hour()
-    {
+    async fn cached_keys_outlive_an_outage_but_not_an_hour() {
         let (key, next) = (Key::rsa("one", 0), Key::rsa("two", 1));
         let issuer = Issuer::start(&[&key]).await;
         issuer.set_unavailable(true);
-        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("client");
         let claims = issuer.claims("ada", "");
         let early = oidc.verify(&key.sign(&claims), Instant::now(), Timestamp::now()).await;
-        assert!(
-            matches!(early, Err(Error::Unavailable(_))),
-            "nothing is known of it yet: {early:?}"
-        );
+        assert!(matches!(early, Err(Error::Unavailable(_))), "no keys are cached yet: {early:?}");
         issuer.set_unavailable(false);
         let minutes = |minutes: u64| Duration::from_secs(minutes * 60 + 1);
         assert!(verify(&oidc, &key.sign(&claims), minutes(1)).await.is_ok());

@@ -1,4 +1,4 @@
-//! Where a request comes from, as far as that says anything about who sent it.
+//! The origin of a request, as far as it says something about its sender.
 
 use std::{fmt, net::IpAddr};
 
@@ -7,30 +7,30 @@ use tonic::{
     transport::server::{TcpConnectInfo, UdsConnectInfo},
 };
 
-/// The other end of the connection, or who that speaks for.
+/// The peer of the connection, or the client that a proxy forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// A program at an address.
     Address(IpAddr),
-    /// Whoever a trusted proxy passes on, by the address it says. Never somebody of this machine,
-    /// whatever the address: to be that, one has to connect.
+    /// A client of a trusted proxy, by the address that the proxy reports. Never a local client,
+    /// whatever the address: those connect directly.
     Forwarded(IpAddr),
-    /// A process of this machine that runs as this user.
+    /// A process of this machine.
     Process {
-        /// Its user id.
+        /// The id of its user.
         uid: u32,
     },
-    /// Nobody says.
+    /// No information.
     Unknown,
 }
 
-/// For whom a trusted proxy asks. Among a request's extensions, where the gateway alone puts it.
+/// The client that a trusted proxy forwards. A request extension that only the gateway sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Forwarded(pub(crate) IpAddr);
 
 impl Peer {
-    /// As the connection of the request says, or the proxy at its other end.
-    pub(crate) fn of(extensions: &Extensions) -> Self {
+    /// The peer of the request's connection, or the client that a proxy forwards.
+    pub(crate) fn from_extensions(extensions: &Extensions) -> Self {
         if let Some(Forwarded(address)) = extensions.get() {
             return Self::Forwarded(*address);
         }
@@ -43,7 +43,7 @@ impl Peer {
         address.map_or(Self::Unknown, |address| Self::Address(address.ip().to_canonical()))
     }
 
-    /// Its address, for what is counted per address.
+    /// Its address, for limits per address.
     pub(crate) const fn address(self) -> Option<IpAddr> {
         match self {
             Self::Address(address) | Self::Forwarded(address) => Some(address),
@@ -51,7 +51,7 @@ impl Peer {
         }
     }
 
-    /// Whether it is on this machine, at a loopback address.
+    /// Whether it connects over a loopback address.
     pub(crate) const fn is_loopback(self) -> bool {
         matches!(self, Self::Address(address) if address.is_loopback())
     }
@@ -67,7 +67,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Whether a host as addresses name it is this machine by loopback.
+/// Whether the host of a URL is a loopback name or address.
 pub(crate) fn is_loopback_host(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_known_in_every_spelling() {
+    fn loopback_hosts_are_recognized() {
         for (address, loopback) in
             [("127.0.0.1", true), ("::1", true), ("::ffff:127.0.0.1", true), ("10.0.0.1", false)]
         {
@@ -87,8 +87,8 @@ mod tests {
             let info = TcpConnectInfo { local_addr: None, remote_addr: Some((address, 1).into()) };
             let mut extensions = Extensions::new();
             extensions.insert(info);
-            assert_eq!(Peer::of(&extensions).is_loopback(), loopback, "{address}");
+            assert_eq!(Peer::from_extensions(&extensions).is_loopback(), loopback, "{address}");
         }
-        assert_eq!(Peer::of(&Extensions::new()), Peer::Unknown);
+        assert_eq!(Peer::from_extensions(&Extensions::new()), Peer::Unknown);
     }
 }

@@ -1,10 +1,10 @@
-//! Proxies that are believed when they say for whom they ask.
+//! Trusted proxies, whose information about the client is used.
 //!
-//! `X-Forwarded-For` is a list to whose end everybody on the way adds who connected to them: so the
-//! last address was written by the proxy that connects to the gateway, the one before it by whoever
-//! is at the last address, and so on. It is read from its end, for as long as the one who wrote an
-//! address is trusted; what is before that anybody may have made up. `Forwarded` (RFC 7239) is not
-//! read: what a proxy doesn't know, it passes on as the client wrote it.
+//! `X-Forwarded-For` is a list to which every hop appends the address that connected to it. So the
+//! last address was written by the proxy that connects to the gateway, the one before it by the
+//! host of the last address, and so on. It is read from the end, as long as the writer of an
+//! address is trusted; anything before that may be forged. `Forwarded` (RFC 7239) is not read: a
+//! proxy that does not know it passes on what the client wrote.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -19,75 +19,75 @@ use crate::limit::Holder;
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// The networks that trusted proxies are in. Clones are the same.
+/// The networks of trusted proxies. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Proxies(Arc<[IpNet]>);
 
-/// A text that names no network in which there can be trusted proxies.
+/// A text that is not a network of trusted proxies.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "names the networks of proxies like `10.20.0.0/16`, without bits after the prefix, and `{0}` is none"
-)]
-pub(crate) struct NoNetwork(String);
+#[error("must be networks like `10.20.0.0/16`, without bits after the prefix; `{0}` is not one")]
+pub(crate) struct InvalidNetwork(String);
 
 impl Proxies {
     /// # Errors
-    /// When one of them is no network, or all addresses there are: who would trust everybody would
-    /// believe whatever a client says.
-    pub(crate) fn new(networks: &[String]) -> Result<Self, NoNetwork> {
-        let networks =
-            networks.iter().map(|text| network(text).ok_or_else(|| NoNetwork(text.clone())));
+    /// When a text is not a network, or is the network of all addresses: that would is_trusted every
+    /// client.
+    pub(crate) fn new(networks: &[String]) -> Result<Self, InvalidNetwork> {
+        let networks = networks
+            .iter()
+            .map(|text| parse_network(text).ok_or_else(|| InvalidNetwork(text.clone())));
         networks.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whom a request is from, when a trusted proxy passes it on: the last address of the header
-    /// that is not a trusted proxy's.
+    /// The client of a request that a trusted proxy forwards: the last address of the header that
+    /// is not a trusted proxy.
     ///
-    /// What is no address ends the search, and the one that wrote it counts: a trusted proxy.
-    /// Whatever is before it may be the client's invention, and who is counted as the proxy shares
-    /// its limits with others instead of having new ones at each request.
+    /// An invalid address ends the search, and its writer counts as the client: a trusted proxy.
+    /// Anything before it may be forged. A client that counts as the proxy shares the limits of
+    /// others instead of having new ones with each request.
     pub(crate) fn client(&self, extensions: &Extensions, headers: &HeaderMap) -> Option<Forwarded> {
-        let Peer::Address(proxy) = Peer::of(extensions) else { return None };
-        if !self.trust(proxy) || !headers.contains_key(FORWARDED_FOR) {
+        let Peer::Address(proxy) = Peer::from_extensions(extensions) else { return None };
+        if !self.is_trusted(proxy) || !headers.contains_key(FORWARDED_FOR) {
             return None;
         }
-        // Several lines are one list.
+        // Several header lines are one list.
         let lines = headers.get_all(FORWARDED_FOR).iter().rev();
         let entries = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
         let mut client = proxy;
         for entry in entries {
-            let Some(address) = address(entry) else { break };
+            let Some(address) = parse_address(entry) else { break };
             client = address;
-            if !self.trust(address) {
+            if !self.is_trusted(address) {
                 break;
             }
         }
         Some(Forwarded(client))
     }
 
-    /// Whose a connection is, for what is counted per network. A trusted proxy's is nobody's in
-    /// particular: whom it is for is known when a request is read, and will be others at each.
+    /// The holder of a connection, for limits per network. Connections of trusted proxies have
+    /// none: their clients are known per request.
     pub(crate) fn holder(&self, peer: SocketAddr) -> Holder {
         let address = peer.ip().to_canonical();
-        Holder::network((!self.trust(address)).then_some(address))
+        Holder::network((!self.is_trusted(address)).then_some(address))
     }
 
-    fn trust(&self, address: IpAddr) -> bool {
+    fn is_trusted(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))
     }
 }
 
-/// From `10.20.0.0/16`, or the address of a single machine. IPv4 in IPv6 clothes is none, because
-/// addresses are compared without them.
-fn network(text: &str) -> Option<IpNet> {
+/// Parses `10.20.0.0/16`, or the address of a single host. IPv4-mapped IPv6 networks are refused,
+/// because addresses are compared in their IPv4 form.
+fn parse_network(text: &str) -> Option<IpNet> {
     let network: IpNet = text.parse().or_else(|_| text.parse().map(IpAddr::into)).ok()?;
     let base = network.addr();
-    let fine = network.prefix_len() > 0 && network.network() == base && base.to_canonical() == base;
-    fine.then_some(network)
+    let is_valid =
+        network.prefix_len() > 0 && network.network() == base && base.to_canonical() == base;
+    is_valid.then_some(network)
 }
 
-/// An address as proxies write it: by itself or with a port, IPv6 in brackets or not.
-fn address(entry: &[u8]) -> Option<IpAddr> {
+/// Parses an address as proxies write it: with or without a port, IPv6 with or without brackets.
+fn parse_address(entry: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(entry.trim_ascii()).ok()?;
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
     let in_brackets =
@@ -107,8 +107,8 @@ mod tests {
             .expect("networks")
     }
 
-    /// Whom a request counts as that comes from `peer` with these lines of the header.
-    fn seen(proxies: &Proxies, peer: &str, lines: &[&[u8]]) -> String {
+    /// The peer of a request from `peer` with these header lines.
+    fn client_of(proxies: &Proxies, peer: &str, lines: &[&[u8]]) -> String {
         let mut extensions = Extensions::new();
         let remote_addr = Some(SocketAddr::new(peer.parse().expect("an address"), 1));
         extensions.insert(TcpConnectInfo { local_addr: None, remote_addr });
@@ -119,11 +119,11 @@ mod tests {
         if let Some(client) = proxies.client(&extensions, &headers) {
             extensions.insert(client);
         }
-        Peer::of(&extensions).to_string()
+        Peer::from_extensions(&extensions).to_string()
     }
 
     #[test]
-    fn who_is_not_trusted_is_who_connects_whatever_they_say() {
+    fn untrusted_peer_is_the_client() {
         let trusted: [&[&str]; 2] = [&[], &["10.0.0.0/8", "fd00::/8"]];
         for networks in trusted {
             for peer in ["192.0.2.1", "11.0.0.1", "2001:db8::1"] {
@@ -136,7 +136,7 @@ mod tests {
                     "",
                 ] {
                     assert_eq!(
-                        seen(&proxies(networks), peer, &[line.as_bytes()]),
+                        client_of(&proxies(networks), peer, &[line.as_bytes()]),
                         peer,
                         "{networks:?} {line}"
                     );
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_the_last_address_that_is_no_trusted_proxys() {
+    fn client_is_the_last_untrusted_address() {
         let proxies = proxies(&["10.0.0.0/8", "192.0.2.7", "fd00::/8"]);
         let cases: [(&[&str], &str); 8] = [
             (&["198.51.100.1"], "198.51.100.1"),
@@ -154,7 +154,7 @@ mod tests {
             (&["127.0.0.1,198.51.100.1,10.9.9.9 , 192.0.2.7"], "198.51.100.1"),
             (&["203.0.113.66, 10.0.0.3", "198.51.100.1", "10.0.0.2, fd00::2"], "198.51.100.1"),
             (&["198.51.100.1", "203.0.113.66"], "203.0.113.66"),
-            // All are trusted: the first is where it began.
+            // All are trusted: the first one is the origin.
             (&["10.0.0.5, 10.0.0.4"], "10.0.0.5"),
             (&["10.0.0.5", "10.0.0.4"], "10.0.0.5"),
             (&[], "10.0.0.1"),
@@ -162,13 +162,13 @@ mod tests {
         for (lines, client) in cases {
             let bytes: Vec<_> = lines.iter().map(|line| line.as_bytes()).collect();
             for peer in ["10.0.0.1", "::ffff:10.0.0.1"] {
-                assert_eq!(seen(&proxies, peer, &bytes), client, "{lines:?}");
+                assert_eq!(client_of(&proxies, peer, &bytes), client, "{lines:?}");
             }
         }
     }
 
     #[test]
-    fn addresses_are_read_with_ports_and_brackets_and_without() {
+    fn addresses_may_have_ports_and_brackets() {
         let proxies = proxies(&["10.0.0.0/8"]);
         for (entry, client) in [
             ("198.51.100.1:4711", "198.51.100.1"),
@@ -181,12 +181,12 @@ mod tests {
             ("198.51.100.1, [::ffff:10.0.0.9]:80", "198.51.100.1"),
             ("\t198.51.100.1\t", "198.51.100.1"),
         ] {
-            assert_eq!(seen(&proxies, "10.0.0.1", &[entry.as_bytes()]), client, "{entry}");
+            assert_eq!(client_of(&proxies, "10.0.0.1", &[entry.as_bytes()]), client, "{entry}");
         }
     }
 
     #[test]
-    fn what_is_no_address_ends_the_search_at_the_proxy_that_wrote_it() {
+    fn invalid_address_ends_the_search_at_its_proxy() {
         let proxies = proxies(&["10.0.0.0/8"]);
         let garbage = [
             "unknown",
@@ -203,38 +203,38 @@ mod tests {
             .chain([&b"198.51.100.1\xff"[..], b"for=198.51.100.1"])
         {
             let told = String::from_utf8_lossy(garbage);
-            assert_eq!(seen(&proxies, "10.0.0.1", &[garbage]), "10.0.0.1", "{told}");
+            assert_eq!(client_of(&proxies, "10.0.0.1", &[garbage]), "10.0.0.1", "{told}");
             assert_eq!(
-                seen(&proxies, "10.0.0.1", &[b"203.0.113.66", garbage]),
+                client_of(&proxies, "10.0.0.1", &[b"203.0.113.66", garbage]),
                 "10.0.0.1",
                 "{told}"
             );
             let before = [&b"203.0.113.66,"[..], garbage, b", 10.0.0.2"].concat();
-            assert_eq!(seen(&proxies, "10.0.0.1", &[&before]), "10.0.0.2", "{told}");
-            // Nobody looks at what is before an address that is not trusted.
+            assert_eq!(client_of(&proxies, "10.0.0.1", &[&before]), "10.0.0.2", "{told}");
+            // Addresses before an untrusted one are ignored.
             let after = [garbage, b", 198.51.100.1"].concat();
-            assert_eq!(seen(&proxies, "10.0.0.1", &[&after]), "198.51.100.1", "{told}");
+            assert_eq!(client_of(&proxies, "10.0.0.1", &[&after]), "198.51.100.1", "{told}");
         }
     }
 
     #[test]
-    fn who_comes_by_a_proxy_is_not_on_this_machine_whatever_is_said() {
+    fn forwarded_client_is_never_local() {
         let proxies = proxies(&["127.0.0.1", "::1"]);
         let mut extensions = Extensions::new();
         let remote_addr = Some(SocketAddr::from(([127, 0, 0, 1], 1)));
         extensions.insert(TcpConnectInfo { local_addr: None, remote_addr });
         let headers = |text| HeaderMap::from_iter([(FORWARDED_FOR.parse().expect("a name"), text)]);
-        assert!(Peer::of(&extensions).is_loopback());
+        assert!(Peer::from_extensions(&extensions).is_loopback());
         for text in ["127.0.0.1", "::1", "nonsense", ""] {
             let client = proxies.client(&extensions, &headers(HeaderValue::from_static(text)));
             let mut extensions = extensions.clone();
             extensions.insert(client.expect("it is passed on"));
-            assert!(!Peer::of(&extensions).is_loopback(), "{text}");
+            assert!(!Peer::from_extensions(&extensions).is_loopback(), "{text}");
         }
     }
 
     #[test]
-    fn connections_of_trusted_proxies_are_of_no_network() {
+    fn connections_of_trusted_proxies_have_no_network() {
         let proxies = proxies(&["10.0.0.0/8"]);
         for (peer, counted) in [
             ("10.1.2.3:1", None),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_a_prefix_and_never_everybody() {
+    fn network_is_a_prefix_and_never_all_addresses() {
         for (text, within, without) in [
             ("10.0.0.0/8", "10.255.255.255", "11.0.0.0"),
             ("192.0.2.128/25", "192.0.2.128", "192.0.2.127"),

@@ -1,5 +1,5 @@
-//! What each method needs, as the contract's option `access` says. A method that does not say is
-//! refused.
+//! The permissions that each method needs, from the contract's option `access`. A method without
+//! the option is refused.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -16,22 +16,21 @@ use tonic::Status;
 
 use crate::caller::Caller;
 
-/// What a method needs.
+/// The permission that a method needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Nothing: it tells nothing of anybody, or looks at credentials itself.
+    /// None: the method reveals nothing confidential, or checks credentials itself.
     Public,
-    /// Somebody, whoever it is.
+    /// Any authenticated caller.
     Caller,
     /// At least this role, and this scope.
     Role(Role, Scope),
-    /// An owner of the operator's organization with every scope, because it reaches beyond one
+    /// An owner of the operator's organization with every scope, for methods that reach beyond one
     /// organization.
     Operator,
 }
 
-/// Methods of gRPC's own services. Which methods there are, and whether they can be called, is no
-/// secret.
+/// Methods of gRPC's own services. Which methods exist, and whether they can be called, is public.
 const PUBLIC: [&str; 5] = [
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/List",
@@ -40,39 +39,39 @@ const PUBLIC: [&str; 5] = [
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
-/// What each method needs, and whether it can be called with the token of a scan, by path. A method
-/// whose option `access` is missing or incomplete is not there.
+/// The permission of each method by path, and whether the token of a scan can call it. Methods
+/// without a complete option `access` are missing.
 static BY_PATH: LazyLock<HashMap<String, (Access, bool)>> = LazyLock::new(|| {
     let ours = construct_proto::methods().filter_map(|method| {
         let option = options::access(&method)?;
         Some((
-            path(method.parent_service().full_name(), method.name()),
-            (Access::read(&option)?, option.scan_token),
+            method_path(method.parent_service().full_name(), method.name()),
+            (Access::parse(&option)?, option.scan_token),
         ))
     });
     PUBLIC.map(|path| (path.to_owned(), (Access::Public, false))).into_iter().chain(ours).collect()
 });
 
-/// What the method of this path needs. `None`: there is no such method, or it does not say.
-pub(crate) fn of(path: &str) -> Option<Access> {
+/// The permission for the method of this path. `None` if there is no such method, or it has no
+/// complete option.
+pub(crate) fn access(path: &str) -> Option<Access> {
     BY_PATH.get(path).map(|(access, _)| *access)
 }
 
-/// Whether the method of this path can be called with the token of a scan, for the scan's own task.
-/// The method itself checks that the call is about that task.
-pub(crate) fn is_of_scans(path: &str) -> bool {
+/// Whether the token of a scan can call the method of this path, for the task of the scan. The
+/// method itself checks the task.
+pub(crate) fn allows_scan_token(path: &str) -> bool {
     BY_PATH.get(path).is_some_and(|(_, scan_token)| *scan_token)
 }
 
-/// As HTTP knows the method of a service with this full name.
-pub(crate) fn path(service: &str, method: &str) -> String {
+/// The HTTP path of a method of the service with this full name.
+pub(crate) fn method_path(service: &str, method: &str) -> String {
     format!("/{service}/{method}")
 }
 
 impl Access {
-    /// Reads the option. `None`: it grants nothing to anybody, or names a scope that does not
-    /// exist.
-    fn read(option: &v1::Access) -> Option<Self> {
+    /// Parses the option. `None` if it grants nothing, or names an unknown scope.
+    fn parse(option: &v1::Access) -> Option<Self> {
         let scope = if option.scope.is_empty() { None } else { Some(Scope::parse(&option.scope)?) };
         match (option.grant?, scope) {
             (Grant::Public(true), None) => Some(Self::Public),
@@ -86,7 +85,7 @@ impl Access {
     }
 
     /// # Errors
-    /// `PERMISSION_DENIED`, with words that say what is missing.
+    /// `PERMISSION_DENIED`, with the missing permission.
     pub(crate) fn check(self, caller: &Caller) -> Result<(), Status> {
         let (role, scope) = match self {
             Self::Public | Self::Caller => return Ok(()),
@@ -96,19 +95,19 @@ impl Access {
             }
             Self::Operator => {
                 return Err(Status::permission_denied(
-                    "this is for the operator of the installation",
+                    "only the operator of the installation may do this",
                 ));
             }
         };
         if caller.role < role {
-            let (needed, is) = (role.as_str(), caller.role.as_str());
+            let (required, actual) = (role.as_str(), caller.role.as_str());
             return Err(Status::permission_denied(format!(
-                "this needs the role `{needed}`; the caller is `{is}`"
+                "this needs the role `{required}`; the caller is `{actual}`"
             )));
         }
         if !scope.is_within(&caller.scopes) {
-            let words = format!("this needs a key with the scope `{}`", scope.as_str());
-            return Err(Status::permission_denied(words));
+            let message = format!("this needs a key with the scope `{}`", scope.as_str());
+            return Err(Status::permission_denied(message));
         }
         Ok(())
     }
@@ -119,10 +118,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_method_of_the_contract_says_who_may_call_it() {
+    fn every_method_has_an_access_rule() {
         for method in construct_proto::methods() {
-            let path = path(method.parent_service().full_name(), method.name());
-            assert!(of(&path).is_some(), "{path} needs the option `access`");
+            let path = method_path(method.parent_service().full_name(), method.name());
+            assert!(access(&path).is_some(), "{path} needs the option `access`");
         }
     }
 
@@ -132,7 +131,7 @@ mod tests {
             |grant, scope: &str| v1::Access { grant, scope: scope.into(), scan_token: true };
         let member = Some(Grant::Role(v1::Role::Member.into()));
         assert_eq!(
-            Access::read(&option(member, "tasks:write")),
+            Access::parse(&option(member, "tasks:write")),
             Some(Access::Role(Role::Member, Scope::TasksWrite))
         );
         for (grant, scope) in [
@@ -146,18 +145,18 @@ mod tests {
             (Some(Grant::Public(true)), "tasks:write"),
             (Some(Grant::Operator(true)), "admin"),
         ] {
-            assert_eq!(Access::read(&option(grant, scope)), None, "{grant:?} {scope}");
+            assert_eq!(Access::parse(&option(grant, scope)), None, "{grant:?} {scope}");
         }
-        assert_eq!(of("/construct.v1.AgentService/Nothing"), None);
+        assert_eq!(access("/construct.v1.AgentService/Nothing"), None);
     }
 
-    /// What people read is what holds.
+    /// The documented table is the effective one.
     #[test]
-    fn the_documentation_has_this_table() {
+    fn documentation_matches_the_table() {
         let mut rules: Vec<_> = construct_proto::methods()
             .map(|method| {
                 let service = method.parent_service();
-                let access = of(&path(service.full_name(), method.name()))
+                let access = access(&method_path(service.full_name(), method.name()))
                     .expect("a test of its own finds it");
                 (service.name().to_owned(), method.name().to_owned(), access)
             })
@@ -187,13 +186,13 @@ mod tests {
         }
     }
 
-    /// A rule that lets viewers write would be a slip of the pen.
+    /// A rule that lets viewers write would be a mistake.
     #[test]
-    fn nothing_is_written_by_viewers_and_nothing_read_needs_a_scope_for_writing() {
+    fn viewers_only_read_and_reads_need_no_write_scope() {
         for descriptor in construct_proto::methods() {
             let (service, method) = (descriptor.parent_service(), descriptor.name());
-            let access =
-                of(&path(service.full_name(), method)).expect("a test of its own finds it");
+            let access = access(&method_path(service.full_name(), method))
+                .expect("a test of its own finds it");
             let reads = ["Get", "List", "Explain", "Subscribe", "Watch", "Compare", "Download"]
                 .iter()
                 .any(|verb| method.starts_with(verb));
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_are_owners_of_the_operators_organization() {
+    fn operator_is_an_owner_of_the_operators_organization() {
         let caller = |organization, role, scopes: &[Scope]| Caller {
             organization,
             user: construct_domain::UserId::LOCAL,

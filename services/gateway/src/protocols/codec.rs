@@ -141,13 +141,13 @@ fn unknown_field(kind: &MessageDescriptor, json: &Value) -> Option<String> {
 /// The status for an invalid field.
 pub(super) fn invalid(field: &str, message: &str) -> Status {
     let field = if field == "." { "" } else { field };
-    let message = if field.is_empty() {
+    let text = if field.is_empty() {
         format!("the request: {message}")
     } else {
         format!("{field}: {message}")
     };
     let details = ErrorDetails::with_bad_request_violation(field, message);
-    Status::with_error_details(Code::InvalidArgument, message, details)
+    Status::with_error_details(Code::InvalidArgument, text, details)
 }
 
 /// The compression of a message.

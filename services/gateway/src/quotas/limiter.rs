@@ -292,15 +292,14 @@ impl Quotas {
         wanted: Wanted,
     ) -> Result<Option<Refusal>, Status> {
         if let Some((key, limits)) = key {
-            let refusal = self
-                .acquire_read_memory(store, Subject::Key(organization, key), &limits, wanted)
-                .await?;
+            let refusal =
+                self.room(store, Subject::Key(organization, key), &limits, wanted).await?;
             if refusal.is_some() {
                 return Ok(refusal);
             }
         }
         let limits = self.limits(Some(store), organization).await;
-        self.acquire_read_memory(store, Subject::Organization(organization), &limits, wanted).await
+        self.room(store, Subject::Organization(organization), &limits, wanted).await
     }
 
     async fn room(

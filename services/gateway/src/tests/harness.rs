@@ -35,7 +35,7 @@ pub(super) struct Gateway {
 impl Gateway {
     /// Starts a gateway in local mode and waits until it is ready.
     pub(super) async fn start() -> Self {
-        Self::configured(Config::default()).await
+        Self::start_local(Config::default()).await
     }
 
     /// Starts a gateway whose configuration has local mode, and waits until it is ready.

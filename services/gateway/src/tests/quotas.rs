@@ -710,7 +710,10 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
         .await
         .expect("it may see itself")
         .into_inner();
-    assert_eq!(shown.used, Some(v1::ApiKeyUsage { storage_bytes: 20, ..v1::ApiKeyUsage::default() }));
+    assert_eq!(
+        shown.used,
+        Some(v1::ApiKeyUsage { storage_bytes: 20, ..v1::ApiKeyUsage::default() })
+    );
     assert_eq!(shown.spec.expect("it has one").limits, Some(limits));
     // Deletion by anyone frees the storage of the key.
     let delete = v1::DeleteFileRequest { file, ..v1::DeleteFileRequest::default() };

@@ -179,7 +179,7 @@ async fn token_key_retires_after_its_last_token_expires() {
 
 #[test]
 fn invalid_key_commands_print_the_usage() {
-    let parse = |arguments: &[&str]| Command::parse(words.iter().map(Into::into));
+    let parse = |arguments: &[&str]| Command::parse(arguments.iter().map(Into::into));
     for words in [
         &[][..],
         &["list"],

@@ -158,9 +158,9 @@ pub(super) fn with_key<T>(message: T, key: Option<&str>) -> Request<T> {
 fn methods() -> Vec<(MethodDescriptor, Access)> {
     construct_proto::methods()
         .map(|method| {
-            let path = rules::path(method.parent_service().full_name(), method.name());
+            let path = rules::method_path(method.parent_service().full_name(), method.name());
             let access =
-                rules::of(&path).unwrap_or_else(|| panic!("{path} needs the option `access`"));
+                rules::access(&path).unwrap_or_else(|| panic!("{path} needs the option `access`"));
             (method, access)
         })
         .collect()
@@ -192,7 +192,7 @@ async fn send(
     key: Option<&str>,
 ) -> Result<Bytes, Status> {
     let request = with_key(Bytes::from(message), key);
-    let path = rules::path(method.parent_service().full_name(), method.name());
+    let path = rules::method_path(method.parent_service().full_name(), method.name());
     let path: PathAndQuery = path.parse().expect("a path");
     let mut client = Grpc::new(gateway.channel());
     client.ready().await.expect("the gateway is there");
@@ -216,13 +216,13 @@ struct ExpectedEntries {
 
 impl ExpectedEntries {
     fn count(&mut self, method: &MethodDescriptor, answer: &Result<Bytes, Status>) {
-        let path = rules::path(method.parent_service().full_name(), method.name());
+        let path = rules::method_path(method.parent_service().full_name(), method.name());
         let audited = crate::audit::methods::of(&path).expect("it is one of ours");
         match code(answer) {
             Code::Unauthenticated | Code::PermissionDenied => self.refused += 1,
             code if audited.writes
                 && code != Code::Ok
-                && rules::of(&path) == Some(Access::Public) =>
+                && rules::access(&path) == Some(Access::Public) =>
             {
                 self.failed += 1
             }
@@ -846,8 +846,8 @@ async fn scan_token_opens_only_its_own_task() {
         assert_eq!(code(&answer), expected, "{name} {body}: {answer:?}");
     }
     for (method, access) in &all {
-        let path = rules::path(method.parent_service().full_name(), method.name());
-        if *access == Access::Public || rules::is_of_scans(&path) {
+        let path = rules::method_path(method.parent_service().full_name(), method.name());
+        if *access == Access::Public || rules::allows_scan_token(&path) {
             continue;
         }
         let answer = call(&gateway, method, &json!({}), Some(&token)).await;

@@ -1,4 +1,4 @@
-//! Archives are unpacked into nothing, while what comes out is counted.
+//! Decompresses archives without storing the output, and counts it.
 
 use std::{
     cell::Cell,
@@ -12,63 +12,63 @@ use flate2::{bufread::MultiGzDecoder, read::DeflateDecoder};
 use tokio::time::Instant;
 
 use super::{
-    DEPTH, ENTRIES, HEAD, Spool, Stop, refused,
+    MAX_DEPTH, MAX_ENTRIES, HEAD_BYTES, Spool, Stop, refuse,
     sniff::{Kind, sniff},
     zip::Directory,
 };
 use crate::validate::thousands;
 
-const BUFFER: usize = 64 * 1024;
-const BLOCK: u64 = 512;
+const BUFFER_BYTES: usize = 64 * 1024;
+const BLOCK_BYTES: u64 = 512;
 
-/// How much may still come out of a file, over all archives in it.
+/// The remaining budget of a file, over all archives in it.
 pub(super) struct Budget {
     bytes: Cell<u64>,
     entries: Cell<u64>,
-    most: u64,
-    until: Instant,
+    max: u64,
+    deadline: Instant,
 }
 
 impl Budget {
-    pub(super) fn new(most: u64, until: Instant) -> Self {
-        Self { bytes: Cell::new(most), entries: Cell::new(ENTRIES), most, until }
+    pub(super) fn new(max: u64, deadline: Instant) -> Self {
+        Self { bytes: Cell::new(max), entries: Cell::new(MAX_ENTRIES), max, deadline }
     }
 
     fn take(&self, bytes: u64) -> io::Result<()> {
         match self.bytes.get().checked_sub(bytes) {
             Some(left) => self.bytes.set(left),
             None => {
-                let most = thousands(usize::try_from(self.most).unwrap_or(usize::MAX));
+                let max = thousands(usize::try_from(self.max).unwrap_or(usize::MAX));
                 return Err(Refusal::error(format!(
-                    "what is in the archive has more than {most} bytes, unpacked"
+                    "the archive has more than {max} bytes when decompressed"
                 )));
             }
         }
-        if Instant::now() > self.until {
-            return Err(Refusal::error("looking through the archive takes too long"));
+        if Instant::now() > self.deadline {
+            return Err(Refusal::error("checking the archive takes too long"));
         }
         Ok(())
     }
 
-    fn entry(&self) -> io::Result<()> {
+    fn take_entry(&self) -> io::Result<()> {
         let left = self.entries.get().checked_sub(1);
         self.entries.set(left.ok_or_else(|| {
             Refusal::error(format!(
                 "the archive has more than {} entries",
-                thousands(ENTRIES as usize)
+                thousands(MAX_ENTRIES as usize)
             ))
         })?);
         self.take(0)
     }
 }
 
-/// Why nothing more is read, as readers pass it on.
+/// A refusal that readers pass on as an error.
 #[derive(Debug)]
 struct Refusal(String);
 
 impl Refusal {
-    fn error(words: impl Into<String>) -> io::Error {
-        io::Error::other(Self(words.into()))
+    fn error(reason: impl Into<String>) -> io::Error {
+        io::Error::other(Self(reason.into()))
     }
 }
 
@@ -80,14 +80,14 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What an error says to who uploaded the file, if it is about the file.
+/// Returns the reason for the uploader, if an error concerns the file.
 pub(super) fn refusal(error: &io::Error) -> Option<String> {
-    let ours = error
+    let own = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<Refusal>())
         .map(|refusal| refusal.0.clone());
-    ours.or_else(|| match error.kind() {
-        // What the unpackers say, and what is shorter than it should be.
+    own.or_else(|| match error.kind() {
+        // Errors of the decompressors, and truncated content.
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
             Some("the archive is damaged".to_owned())
         }
@@ -95,20 +95,20 @@ pub(super) fn refusal(error: &io::Error) -> Option<String> {
     })
 }
 
-/// Counts what is read.
-struct Counted<'b, R> {
+/// Counts the bytes read.
+struct CountingReader<'b, R> {
     inner: R,
     budget: &'b Budget,
     read: u64,
 }
 
-impl<'b, R> Counted<'b, R> {
+impl<'b, R> CountingReader<'b, R> {
     fn new(inner: R, budget: &'b Budget) -> Self {
         Self { inner, budget, read: 0 }
     }
 }
 
-impl<R: Read> Read for Counted<'_, R> {
+impl<R: Read> Read for CountingReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.read += read as u64;
@@ -117,24 +117,24 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-/// A part of a file.
-struct Slice<'f> {
+/// A range of a file.
+struct FileRange<'f> {
     file: &'f File,
     at: u64,
     end: u64,
 }
 
-impl Read for Slice<'_> {
+impl Read for FileRange<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
-        let read = self.file.read_at(&mut buffer[..most], self.at)?;
+        let max = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
+        let read = self.file.read_at(&mut buffer[..max], self.at)?;
         self.at += read as u64;
         Ok(read)
     }
 }
 
-/// Looks through a ZIP archive that is within `depth` others.
-pub(super) fn zip(
+/// Checks a ZIP archive that is nested in `depth` others.
+pub(super) fn check_zip(
     file: &File,
     directory: &Directory,
     budget: &Budget,
@@ -142,91 +142,91 @@ pub(super) fn zip(
     depth: u32,
 ) -> Result<(), Stop> {
     for entry in &directory.entries {
-        budget.entry()?;
+        budget.take_entry()?;
         if !entry.is_readable {
             budget.take(entry.size)?;
             continue;
         }
-        let packed = Slice { file, at: entry.begins, end: entry.begins + entry.packed };
+        let compressed = FileRange { file, at: entry.start, end: entry.start + entry.compressed_size };
         let read = if entry.is_deflated {
-            let unpacked = DeflateDecoder::new_with_buf(packed, vec![0; BUFFER]);
-            let mut counted = BufReader::with_capacity(BUFFER, Counted::new(unpacked, budget));
-            walk(&mut counted, budget, spool, depth + 1)?;
+            let unpacked = DeflateDecoder::new_with_buf(compressed, vec![0; BUFFER_BYTES]);
+            let mut counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader::new(unpacked, budget));
+            check_content(&mut counted, budget, spool, depth + 1)?;
             counted.get_ref().read
         } else {
-            let mut counted = BufReader::with_capacity(BUFFER, Counted::new(packed, budget));
-            walk(&mut counted, budget, spool, depth + 1)?;
+            let mut counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader::new(compressed, budget));
+            check_content(&mut counted, budget, spool, depth + 1)?;
             counted.get_ref().read
         };
         if read != entry.size {
-            return refused("an entry of the archive has another size than it says");
+            return refuse("an entry of the archive has another size than declared");
         }
     }
     Ok(())
 }
 
-/// Reads something to its end, and looks through it if it is an archive. What it unpacks is read
-/// through `budget`; what it is itself was.
-pub(super) fn walk(
+/// Reads content to its end, and checks it if it is an archive. `budget` is charged for what it
+/// decompresses; the content itself was charged before.
+pub(super) fn check_content(
     reader: &mut dyn BufRead,
     budget: &Budget,
     spool: &Spool,
     depth: u32,
 ) -> Result<(), Stop> {
-    let mut head = Vec::with_capacity(HEAD);
-    (&mut *reader).take(HEAD as u64).read_to_end(&mut head)?;
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    (&mut *reader).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
     let kind = sniff(&head);
     let mut whole = io::Cursor::new(head).chain(reader);
-    if matches!(kind, Some(Kind::Zip | Kind::Gzip | Kind::Tar)) && depth >= DEPTH {
-        return refused(format!("there are archives within archives, more than {DEPTH} deep"));
+    if matches!(kind, Some(Kind::Zip | Kind::Gzip | Kind::Tar)) && depth >= MAX_DEPTH {
+        return refuse(format!("archives are nested more than {MAX_DEPTH} deep"));
     }
     match kind {
         Some(Kind::Zip) => {
-            let (file, size) = spooled(&mut whole, spool)?;
+            let (file, size) = spool_to_file(&mut whole, spool)?;
             match Directory::find(&file, size)? {
-                Some(directory) => zip(&file, &directory, budget, spool, depth)?,
-                None => return refused("an archive within the archive has no directory"),
+                Some(directory) => check_zip(&file, &directory, budget, spool, depth)?,
+                None => return refuse("an archive within the archive has no directory"),
             }
         }
         Some(Kind::Gzip) => {
             let mut unpacked = BufReader::with_capacity(
-                BUFFER,
-                Counted::new(MultiGzDecoder::new(&mut whole), budget),
+                BUFFER_BYTES,
+                CountingReader::new(MultiGzDecoder::new(&mut whole), budget),
             );
-            walk(&mut unpacked, budget, spool, depth + 1)?;
+            check_content(&mut unpacked, budget, spool, depth + 1)?;
         }
-        Some(Kind::Tar) => tar(&mut whole, budget, spool, depth)?,
+        Some(Kind::Tar) => check_tar(&mut whole, budget, spool, depth)?,
         _ => {}
     }
     drain(&mut whole)
 }
 
-/// A tar archive: blocks of 512 bytes, of which the first of each entry says how long that is.
-fn tar(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, depth: u32) -> Result<(), Stop> {
+/// Checks a check_tar archive: blocks of 512 bytes; the first block of each entry has its size.
+fn check_tar(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, depth: u32) -> Result<(), Stop> {
     loop {
-        let mut header = [0; BLOCK as usize];
+        let mut header = [0; BLOCK_BYTES as usize];
         match reader.read_exact(&mut header) {
             Ok(()) => {}
-            // Some end without the empty blocks.
+            // Some archives end without the empty blocks.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         if header.iter().all(|byte| *byte == 0) {
             return Ok(());
         }
-        budget.entry()?;
-        let Some(size) = length(&header[124..136]) else {
-            return refused("the archive is damaged");
+        budget.take_entry()?;
+        let Some(size) = parse_size(&header[124..136]) else {
+            return refuse("the archive is damaged");
         };
-        let mut entry = BufReader::with_capacity(BUFFER, (&mut *reader).take(size));
-        walk(&mut entry, budget, spool, depth + 1)?;
-        let padding = (BLOCK - size % BLOCK) % BLOCK;
+        let mut entry = BufReader::with_capacity(BUFFER_BYTES, (&mut *reader).take(size));
+        check_content(&mut entry, budget, spool, depth + 1)?;
+        let padding = (BLOCK_BYTES - size % BLOCK_BYTES) % BLOCK_BYTES;
         io::copy(&mut (&mut *reader).take(padding), &mut io::sink())?;
     }
 }
 
-/// A number of a tar's header: in octal digits, or, when its first bit is set, in binary.
-fn length(field: &[u8]) -> Option<u64> {
+/// Parses a number of a check_tar header: octal digits, or binary if its first bit is set.
+fn parse_size(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (high, low) = field.split_at(field.len() - 8);
         let fits = high[0] == 0x80 && high[1..].iter().all(|byte| *byte == 0);
@@ -239,10 +239,10 @@ fn length(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// Writes something into a nameless file, because a ZIP is read from its end.
-fn spooled(reader: &mut dyn Read, spool: &Spool) -> Result<(File, u64), Stop> {
+/// Writes content to an unnamed file, because a ZIP is read from its end.
+fn spool_to_file(reader: &mut dyn Read, spool: &Spool) -> Result<(File, u64), Stop> {
     let mut file = tempfile::tempfile_in(&spool.folder).map_err(Stop::Failed)?;
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; BUFFER_BYTES];
     let mut size = 0;
     loop {
         let read = reader.read(&mut buffer)?;
@@ -250,16 +250,16 @@ fn spooled(reader: &mut dyn Read, spool: &Spool) -> Result<(File, u64), Stop> {
             return Ok((file, size));
         }
         size += read as u64;
-        if size > spool.most {
-            return refused("an archive within the archive is larger than a file may be");
+        if size > spool.max {
+            return refuse("an archive within the archive is larger than a file may be");
         }
-        // Of the disk, not of the file.
+        // An error of the disk, not of the file.
         file.write_all(&buffer[..read]).map_err(Stop::Failed)?;
     }
 }
 
 fn drain(reader: &mut dyn Read) -> Result<(), Stop> {
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; BUFFER_BYTES];
     while reader.read(&mut buffer)? > 0 {}
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! What the first bytes of something say it is.
+//! Detects the type of a file from its first bytes.
 
-/// What can be told apart.
+/// The types that can be detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Png,
@@ -45,42 +45,42 @@ impl Kind {
         }
     }
 
-    pub(super) const fn is_picture(self) -> bool {
+    pub(super) const fn is_image(self) -> bool {
         matches!(self, Self::Png | Self::Jpeg | Self::Gif | Self::Webp | Self::Bmp | Self::Tiff)
     }
 }
 
-/// What begins with these bytes.
+/// Detects the type of content that starts with these bytes.
 pub(super) fn sniff(head: &[u8]) -> Option<Kind> {
-    let begins = |bytes: &[u8]| head.starts_with(bytes);
+    let starts = |bytes: &[u8]| head.starts_with(bytes);
     let at = |offset: usize, bytes: &[u8]| {
         head.get(offset..).is_some_and(|rest| rest.starts_with(bytes))
     };
     let found = match () {
-        () if begins(b"\x89PNG\r\n\x1a\n") => Kind::Png,
-        () if begins(b"\xff\xd8\xff") => Kind::Jpeg,
-        () if begins(b"GIF87a") || begins(b"GIF89a") => Kind::Gif,
-        () if begins(b"RIFF") && at(8, b"WEBP") => Kind::Webp,
-        () if begins(b"BM") && at(6, &[0; 4]) && at(14, b"\x28\0\0\0") => Kind::Bmp,
-        () if begins(b"II*\0") || begins(b"MM\0*") => Kind::Tiff,
-        () if begins(b"%PDF-") => Kind::Pdf,
-        () if begins(b"PK\x03\x04") || begins(b"PK\x05\x06") => Kind::Zip,
-        () if begins(b"\x1f\x8b\x08") => Kind::Gzip,
+        () if starts(b"\x89PNG\r\n\x1a\n") => Kind::Png,
+        () if starts(b"\xff\xd8\xff") => Kind::Jpeg,
+        () if starts(b"GIF87a") || starts(b"GIF89a") => Kind::Gif,
+        () if starts(b"RIFF") && at(8, b"WEBP") => Kind::Webp,
+        () if starts(b"BM") && at(6, &[0; 4]) && at(14, b"\x28\0\0\0") => Kind::Bmp,
+        () if starts(b"II*\0") || starts(b"MM\0*") => Kind::Tiff,
+        () if starts(b"%PDF-") => Kind::Pdf,
+        () if starts(b"PK\x03\x04") || starts(b"PK\x05\x06") => Kind::Zip,
+        () if starts(b"\x1f\x8b\x08") => Kind::Gzip,
         () if at(257, b"ustar") => Kind::Tar,
-        () if begins(b"BZh") && at(4, b"1AY&SY") => Kind::Bzip2,
-        () if begins(b"\xfd7zXZ\0") => Kind::Xz,
-        () if begins(b"\x28\xb5\x2f\xfd") => Kind::Zstd,
-        () if begins(b"7z\xbc\xaf\x27\x1c") => Kind::SevenZip,
-        () if begins(b"Rar!\x1a\x07") => Kind::Rar,
-        () if begins(b"\x7fELF") => Kind::Elf,
-        () if begins(b"MZ") && at(2, b"\x90\0\x03\0") => Kind::Exe,
+        () if starts(b"BZh") && at(4, b"1AY&SY") => Kind::Bzip2,
+        () if starts(b"\xfd7zXZ\0") => Kind::Xz,
+        () if starts(b"\x28\xb5\x2f\xfd") => Kind::Zstd,
+        () if starts(b"7z\xbc\xaf\x27\x1c") => Kind::SevenZip,
+        () if starts(b"Rar!\x1a\x07") => Kind::Rar,
+        () if starts(b"\x7fELF") => Kind::Elf,
+        () if starts(b"MZ") && at(2, b"\x90\0\x03\0") => Kind::Exe,
         () => return None,
     };
     Some(found)
 }
 
-/// Types whose files begin in a way that is known: what says that it is one begins so.
-fn promised(media_type: &str) -> Option<Kind> {
+/// The type that the content of a declared media type must have, if it can be detected.
+fn required_kind(media_type: &str) -> Option<Kind> {
     Some(match media_type {
         "image/png" => Kind::Png,
         "image/jpeg" | "image/jpg" => Kind::Jpeg,
@@ -106,11 +106,12 @@ fn promised(media_type: &str) -> Option<Kind> {
     })
 }
 
-/// Whether something may be called this. Types of which nothing is known may be anything, but
-/// nothing that is known is text, and no picture is anything but a picture.
-pub(super) fn agree(declared: &str, found: Option<Kind>) -> bool {
-    if let Some(promised) = promised(declared) {
-        return found == Some(promised);
+/// Whether a declared media type matches the detected type. A type without a known signature may
+/// have any content; but detected content is never text, and a detected image matches only image
+/// types.
+pub(super) fn matches_declared(declared: &str, found: Option<Kind>) -> bool {
+    if let Some(required) = required_kind(declared) {
+        return found == Some(required);
     }
     let Some(found) = found else { return true };
     let is_text = declared.starts_with("text/")
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_something_says_it_is_must_not_contradict_how_it_begins() {
+    fn declared_type_must_match_the_detected_one() {
         let png = Some(Kind::Png);
         for (declared, found, fine) in [
             ("image/png", png, true),
@@ -153,12 +154,12 @@ mod tests {
             ("", png, true),
             ("", None, true),
         ] {
-            assert_eq!(agree(declared, found), fine, "{declared}, {found:?}");
+            assert_eq!(matches_declared(declared, found), fine, "{declared}, {found:?}");
         }
     }
 
     #[test]
-    fn beginnings_are_known_and_no_short_one_is_read_beyond_its_end() {
+    fn types_are_detected_also_from_short_heads() {
         let mut tar = vec![0; 257];
         tar.extend(b"ustar\0");
         for (head, expected) in [

@@ -1,4 +1,4 @@
-//! Archives that are made by hand, because no program makes those that lie.
+//! Archives that are assembled by hand, because no program creates invalid ones.
 
 use std::io::Write as _;
 
@@ -10,12 +10,12 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// One entry of an archive, and what is said of it.
+/// An entry of an archive, and its declared properties.
 struct Packed {
     name: &'static str,
     content: Vec<u8>,
     method: u16,
-    /// What the directory says that it has, unpacked.
+    /// The size after decompression that the directory declares.
     size: u32,
 }
 
@@ -33,7 +33,7 @@ fn length(data: &[u8]) -> u32 {
     u32::try_from(data.len()).expect("it is short")
 }
 
-/// An archive. Each entry of `directory` says which of `entries` it leads to.
+/// Creates an archive. Each item of `directory` is the index of an entry in `entries`.
 fn zipped_as(entries: &[Packed], directory: &[usize]) -> Vec<u8> {
     let mut archive = Vec::new();
     let mut offsets = Vec::new();
@@ -98,12 +98,12 @@ fn tarred(entries: &[(&str, &[u8])]) -> Vec<u8> {
     archive
 }
 
-/// What a thing of zeros is, in so many times 1 MiB.
+/// Creates zeros, in MiB.
 fn zeros(mib: usize) -> Vec<u8> {
     vec![0; mib * 1024 * 1024]
 }
 
-fn looked(data: &[u8], declared: &str) -> Result<String, String> {
+fn check_bytes(data: &[u8], declared: &str) -> Result<String, String> {
     let folder = TempDir::new().expect("a folder");
     let mut file = tempfile::tempfile_in(folder.path()).expect("a file");
     file.write_all(data).expect("written");
@@ -113,17 +113,17 @@ fn looked(data: &[u8], declared: &str) -> Result<String, String> {
     assert_eq!(left, 0, "what was kept meanwhile is gone");
     found.map_err(|stop| match stop {
         Stop::Refused(words) => words,
-        Stop::Failed(error) => panic!("it could not be looked at: {error}"),
+        Stop::Failed(error) => panic!("it could not be check_bytes at: {error}"),
     })
 }
 
 #[track_caller]
-fn refuses(data: &[u8], words: &str) {
-    let why = looked(data, "").expect_err(words);
+fn assert_refused(data: &[u8], words: &str) {
+    let why = check_bytes(data, "").expect_err(words);
     assert!(why.contains(words), "{why}");
 }
 
-/// `[Content_Types].xml` and the like.
+/// A ZIP with `[Content_Types].xml` and other entries of a document.
 fn document() -> Vec<u8> {
     let xml = "<w:p><w:r><w:t>What we spent in May.</w:t></w:r></w:p>".repeat(2000);
     zipped(&[
@@ -134,7 +134,7 @@ fn document() -> Vec<u8> {
 }
 
 #[test]
-fn ordinary_archives_are_taken_and_called_what_they_are() {
+fn valid_archives_are_detected() {
     let noise: Vec<u8> =
         (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     let large = zipped(&[deflated("noise", &noise), deflated("zeros", &zeros(15))]);
@@ -155,50 +155,50 @@ fn ordinary_archives_are_taken_and_called_what_they_are() {
         (b"PK is a name".to_vec(), "application/octet-stream"),
         (b"".to_vec(), "application/octet-stream"),
     ] {
-        assert_eq!(looked(&data, "").as_deref(), Ok(expected));
+        assert_eq!(check_bytes(&data, "").as_deref(), Ok(expected));
     }
     let docx = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
-    assert_eq!(looked(&document(), docx).as_deref(), Ok(docx));
-    let why = looked(b"no document", docx).expect_err("it is none");
+    assert_eq!(check_bytes(&document(), docx).as_deref(), Ok(docx));
+    let why = check_bytes(b"no document", docx).expect_err("it is none");
     assert!(why.contains("looks like something else"), "{why}");
-    // Something before an archive is how programs unpack themselves.
-    assert_eq!(looked(&[b"MZ\x90\0\x03\0".to_vec(), document()].concat(), "").map(|_| ()), Ok(()));
+    // Self-extracting programs have data before the archive.
+    assert_eq!(check_bytes(&[b"MZ\x90\0\x03\0".to_vec(), document()].concat(), "").map(|_| ()), Ok(()));
 }
 
 #[test]
-fn bombs_are_refused_before_they_are_unpacked() {
+fn decompression_bombs_are_refused() {
     const MUCH: &str = "more than 16,777,216 bytes";
     let flat = zipped(&[deflated("zeros", &zeros(64))]);
     assert!(flat.len() < 100_000);
-    refuses(&flat, MUCH);
-    refuses(&gzipped(&zeros(64)), MUCH);
-    refuses(&gzipped(&gzipped(&zeros(64))), MUCH);
-    // Many that are small each.
+    assert_refused(&flat, MUCH);
+    assert_refused(&gzipped(&zeros(64)), MUCH);
+    assert_refused(&gzipped(&gzipped(&zeros(64))), MUCH);
+    // Many small archives.
     let inner = zipped(&[deflated("zeros", &zeros(3))]);
     let many: Vec<Packed> = (0..8).map(|_| stored("inner.zip", &inner)).collect();
-    refuses(&zipped(&many), MUCH);
-    refuses(&gzipped(&tarred(&[("a.zip", &inner), ("b.gz", &gzipped(&zeros(14)))])), MUCH);
-    // Behind something that is no archive, as a program that opens it would find it.
-    refuses(&[b"GIF89a\x01\0\x01\0\0\0\0;".to_vec(), flat].concat(), MUCH);
+    assert_refused(&zipped(&many), MUCH);
+    assert_refused(&gzipped(&tarred(&[("a.zip", &inner), ("b.gz", &gzipped(&zeros(14)))])), MUCH);
+    // After other content, where a program that opens the archive finds it.
+    assert_refused(&[b"GIF89a\x01\0\x01\0\0\0\0;".to_vec(), flat].concat(), MUCH);
 }
 
 #[test]
-fn archives_that_lie_are_refused() {
+fn inconsistent_archives_are_refused() {
     let lies = |size: u32| zipped(&[Packed { size, ..deflated("x", b"words and more words") }]);
-    refuses(&lies(3), "another size than it says");
-    refuses(&lies(4_000_000), "another size than it says");
-    // One content for many entries: each is unpacked, and none is there twice.
-    refuses(&zipped_as(&[deflated("x", &zeros(1))], &[0, 0]), "overlap");
-    // More entries than it says, which others find.
+    assert_refused(&lies(3), "another size than declared");
+    assert_refused(&lies(4_000_000), "another size than declared");
+    // One content for many entries: each is decompressed, and none is stored twice.
+    assert_refused(&zipped_as(&[deflated("x", &zeros(1))], &[0, 0]), "overlap");
+    // More entries than declared, which other programs find.
     let mut few = zipped_as(&[deflated("x", &zeros(1))], &[0, 0]);
     let end = few.len() - 22;
     few[end + 8..end + 12].copy_from_slice(&[1, 0, 1, 0]);
-    refuses(&few, "more entries than it says");
+    assert_refused(&few, "more entries than declared");
     let mut none = zipped(&[deflated("x", &zeros(1))]);
     let end = none.len() - 22;
     none[end + 8..end + 12].copy_from_slice(&[0; 4]);
-    refuses(&none, "more entries than it says");
-    // An entry whose content is further entries.
+    assert_refused(&none, "more entries than declared");
+    // An entry whose content contains further entries.
     let inside = zipped(&[stored("inner", b"words")]);
     let mut nested = zipped(&[stored("outer", &inside)]);
     let directory =
@@ -209,8 +209,7 @@ fn archives_that_lie_are_refused() {
         .expect("an end");
     let outer = nested[directory..directory + again].to_vec();
     let mut inner = outer.clone();
-    // The inner one begins 35 bytes after the beginning: behind the header and the name of the
-    // outer one.
+    // The inner entry starts at offset 35: after the header and the name of the outer one.
     inner[42..46].copy_from_slice(&35_u32.to_le_bytes());
     inner[20..24].copy_from_slice(&5_u32.to_le_bytes());
     inner[24..28].copy_from_slice(&5_u32.to_le_bytes());
@@ -219,50 +218,50 @@ fn archives_that_lie_are_refused() {
     end[8..12].copy_from_slice(&[2, 0, 2, 0]);
     end[12..16].copy_from_slice(&length(&[outer, inner].concat()).to_le_bytes());
     nested.extend(end);
-    refuses(&nested, "overlap");
-    // A directory that leads somewhere else, and one that is not whole.
+    assert_refused(&nested, "overlap");
+    // A directory with a wrong offset, and a truncated one.
     let mut lost = document();
     let entry = lost.windows(4).position(|bytes| bytes == b"PK\x01\x02").expect("there is one");
     lost[entry + 42] = 7;
-    refuses(&lost, "not where its directory says");
-    refuses(&document()[..200], "no directory");
+    assert_refused(&lost, "not where its directory says");
+    assert_refused(&document()[..200], "no directory");
     let mut broken = document();
     broken[80..120].fill(0xFF);
-    assert!(looked(&broken, "").is_err());
-    refuses(&gzipped(b"words that are cut")[..20], "damaged");
+    assert!(check_bytes(&broken, "").is_err());
+    assert_refused(&gzipped(b"words that are cut")[..20], "damaged");
 }
 
 #[test]
-fn archives_within_archives_end_somewhere() {
+fn nesting_of_archives_is_limited() {
     let mut deep = b"words".to_vec();
     for _ in 0..DEPTH {
         deep = gzipped(&deep);
     }
-    assert_eq!(looked(&deep, "").as_deref(), Ok("application/gzip"));
-    refuses(&gzipped(&deep), "more than 4 deep");
+    assert_eq!(check_bytes(&deep, "").as_deref(), Ok("application/gzip"));
+    assert_refused(&gzipped(&deep), "nested more than 4 deep");
     let mut deep = document();
     for _ in 1..DEPTH {
         deep = zipped(&[deflated("inner.zip", &deep)]);
     }
-    assert_eq!(looked(&deep, "").as_deref(), Ok("application/zip"));
-    refuses(&zipped(&[stored("x", &deep)]), "more than 4 deep");
-    // What would have to be kept meanwhile is no larger than a file may be: here 1 MiB.
+    assert_eq!(check_bytes(&deep, "").as_deref(), Ok("application/zip"));
+    assert_refused(&zipped(&[stored("x", &deep)]), "nested more than 4 deep");
+    // Spooled content is no larger than a file may be: here 1 MiB.
     let noise: Vec<u8> =
         (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    refuses(
+    assert_refused(
         &zipped(&[stored("inner.zip", &zipped(&[stored("noise", &noise)]))]),
         "larger than a file may be",
     );
 }
 
 #[test]
-fn an_archive_has_so_many_entries_and_no_more() {
+fn number_of_entries_is_limited() {
     let names = vec![("x", &b""[..]); 100_001];
-    refuses(&tarred(&names), "more than 100,000 entries");
+    assert_refused(&tarred(&names), "more than 100,000 entries");
 }
 
 #[test]
-fn pictures_that_are_small_until_they_are_shown_are_refused() {
+fn oversized_images_are_refused() {
     let png = |width: u32, height: u32| {
         let mut picture = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
         picture.extend(width.to_be_bytes());
@@ -270,13 +269,13 @@ fn pictures_that_are_small_until_they_are_shown_are_refused() {
         picture.extend([8, 6, 0, 0, 0]);
         picture
     };
-    assert_eq!(looked(&png(10_000, 10_000), "image/png").as_deref(), Ok("image/png"));
-    let why = looked(&png(60_000, 60_000), "image/png").expect_err("too large");
+    assert_eq!(check_bytes(&png(10_000, 10_000), "image/png").as_deref(), Ok("image/png"));
+    let why = check_bytes(&png(60_000, 60_000), "image/png").expect_err("too large");
     assert!(why.contains("60000 × 60000 pixels; 100,000,000 are the most"), "{why}");
-    refuses(&png(u32::MAX, u32::MAX), "pixels");
-    refuses(b"\x89PNG\r\n\x1a\n", "does not say how large it is");
-    let why = looked(&png(1, 1), "text/plain").expect_err("it is a picture");
+    assert_refused(&png(u32::MAX, u32::MAX), "pixels");
+    assert_refused(b"\x89PNG\r\n\x1a\n", "has no size");
+    let why = check_bytes(&png(1, 1), "text/plain").expect_err("it is a picture");
     assert!(why.contains("says that it is text/plain, and looks like image/png"), "{why}");
-    let why = looked(b"<html>", "image/png").expect_err("it is none");
+    let why = check_bytes(b"<html>", "image/png").expect_err("it is none");
     assert!(why.contains("looks like something else"), "{why}");
 }

@@ -63,8 +63,10 @@ impl Calls {
     /// Charges an accepted connection and its client from now on. To be called once the peer is
     /// known.
     pub(super) fn charge(&mut self, connection: Arc<Connection>) {
-        let (peer, capacity) =
-            (Peer::of(&self.caller.extensions), Arc::clone(self.shared.api.capacity()));
+        let (peer, capacity) = (
+            Peer::from_extensions(&self.caller.extensions),
+            Arc::clone(self.shared.api.capacity()),
+        );
         self.account = Account::new(capacity, connection, peer.into(), false);
         self.caller.extensions.insert(self.account.clone());
         // A local peer is authenticated at once.

@@ -6,7 +6,7 @@ use construct_proto::v1::{self, block::Block, event::Payload, message_delta::Del
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Failure, Form, Outcome, named, stop_reason},
+    answer::{Failure, Form, Outcome, set_id, stop_reason},
     session::{response_block, time},
     tools,
 };
@@ -212,7 +212,7 @@ impl EventFormatter {
 
     /// Adds the session, the request and the cursor to a line.
     pub(super) fn annotate(&self, line: &mut Value, event: &v1::Event) {
-        named(line, self.id.as_deref());
+        set_id(line, self.id.as_deref());
         line["sessionID"] = self.session.clone().into();
         line["cursor"] = event.cursor.clone().into();
     }

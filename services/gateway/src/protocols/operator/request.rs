@@ -195,7 +195,7 @@ impl Prompt {
     /// The error in the request.
     pub(super) fn blocks(&self) -> Result<Vec<v1::Block>, &'static str> {
         let mut blocks = Vec::new();
-        blocks.extend(self.content.clone().map(text));
+        blocks.extend(self.content.clone().map(text_block));
         for message in &self.messages {
             if message.role != "user" {
                 return Err(

@@ -165,7 +165,8 @@ impl HttpCall {
 }
 
 fn access(method: &str) -> Access {
-    rules::of(&format!("/construct.v1.{method}")).unwrap_or_else(|| panic!("{method} is no method"))
+    rules::access(&format!("/construct.v1.{method}"))
+        .unwrap_or_else(|| panic!("{method} is no method"))
 }
 
 const JSON: (&str, &str) = ("content-type", "application/json");
@@ -236,7 +237,7 @@ fn connect_get_calls() -> Vec<HttpCall> {
 }
 
 fn connect_get(method: &MethodDescriptor, message: &Value, access: Access) -> HttpCall {
-    let path = rules::path(method.parent_service().full_name(), method.name());
+    let path = rules::method_path(method.parent_service().full_name(), method.name());
     let message: String = form_urlencoded::byte_serialize(message.to_string().as_bytes()).collect();
     let path = format!("{path}?connect=v1&encoding=json&message={message}");
     HttpCall { verb: Verb::GET, path, headers: Vec::new(), body: None, access }

@@ -23,7 +23,7 @@ pub(crate) fn create_file(
     let spec = request.spec.clone().unwrap_or_default();
     let kind = &spec.media_type;
     let is_accepted =
-        kind.is_empty() || violations.concern("spec.media_type") || limits.takes(kind);
+        kind.is_empty() || violations.concern("spec.media_type") || limits.accepts(kind);
     violations.require(is_accepted, "spec.media_type", || {
         format!("files of this type are not accepted; accepted types: {}", limits.types.join(", "))
     });

@@ -17,7 +17,7 @@ use crate::protocols::operator::{MAX_SESSIONS, MAX_SESSIONS_PER_ORGANIZATION};
 use crate::{
     Config, Keyrings,
     api::Api,
-    identity::authenticate::Gate,
+    identity::authenticate::Authenticator,
     limit::{Limit, connection::Connections},
     protocols::{ProtocolLayer, guard::OriginGuard},
     tls::stream::Transport,
@@ -27,7 +27,7 @@ use crate::{
 fn calls(config: &Config) -> Calls {
     let keyring = Keyring::new("k", [("k".to_owned(), [0; 32])]).expect("a keyring");
     let keyrings = Keyrings { providers: Arc::new(keyring), secrets: None, tokens: None };
-    let gate = Gate::new(config).expect("a gate");
+    let gate = Authenticator::new(config).expect("a gate");
     let api = Api::new(config, keyrings, gate, Lifecycle::new(Duration::ZERO));
     Calls::new(&ProtocolLayer::new(api, true, config).expect("the protocols"))
 }

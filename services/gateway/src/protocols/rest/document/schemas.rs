@@ -31,7 +31,7 @@ impl<'a> Schemas<'a> {
 
     /// The contract's comment on a field.
     pub(super) fn description(&self, field: &FieldDescriptor) -> String {
-        self.comments.of(field.parent_file().name(), field.path()).to_owned()
+        self.comments.for_path(field.parent_file().name(), field.path()).to_owned()
     }
 
     /// A reference to the schema of a message, or the schema itself for well-known types, which
@@ -54,7 +54,10 @@ impl<'a> Schemas<'a> {
                 properties.insert(field.json_name().to_owned(), self.described(&field));
             }
             let mut schema = json!({"type": "object"});
-            super::describe(&mut schema, self.comments.of(kind.parent_file().name(), kind.path()));
+            super::describe(
+                &mut schema,
+                self.comments.for_path(kind.parent_file().name(), kind.path()),
+            );
             if !properties.is_empty() {
                 schema["properties"] = properties.into();
             }
@@ -118,7 +121,7 @@ impl<'a> Schemas<'a> {
                 let mut schema = json!({"type": "string", "enum": values});
                 super::describe(
                     &mut schema,
-                    self.comments.of(kind.parent_file().name(), kind.path()),
+                    self.comments.for_path(kind.parent_file().name(), kind.path()),
                 );
                 self.schemas.entry(name.clone()).or_insert(schema);
                 reference(&name)

@@ -20,7 +20,7 @@ fn routes() -> Vec<(&'static Route, MethodDescriptor)> {
 }
 
 fn document() -> Value {
-    of(routes().iter().map(|(route, method)| (*route, method)))
+    build(routes().iter().map(|(route, method)| (*route, method)))
 }
 
 #[test]
