@@ -1,6 +1,6 @@
-"""What Slack's own SDK for Python says about signatures of requests, as cases for ours: services/slack/src/signature/cases.json.
+"""Generates test cases of request signatures with Slack's own SDK for Python: services/slack/src/signature/cases.json.
 
-With --check it only compares: the generator is seeded, so that the same SDK says the same. `./dev slack` does that.
+With --check it only compares: the generator is seeded, so that the same SDK gives the same results. `./dev slack` does that.
 """
 
 import json
@@ -13,9 +13,9 @@ from slack_sdk.signature import SignatureVerifier
 SEED = 7
 COUNT = 240
 CASES = Path(__file__).parents[2] / "services/slack/src/signature/cases.json"
-# HMAC treats secrets differently that are longer than its block of 64 bytes.
+# HMAC treats secrets longer than its block of 64 bytes differently.
 LENGTHS = [1, 32, 32, 32, 63, 64, 65, 100]
-# Around the five minutes that Slack allows, and far from them.
+# Around the five minutes that Slack allows, and far from the limit.
 SKEWS = [0, 0, 1, -1, 299, -299, 300, -300, 301, -301]
 LETTERS = 'abcdefghijklmnopqrstuvwxyzABC0123456789 &=%+,:"{}\näöü€😀'
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 def changed(chance, timestamp, signature, body):
-    """A request that somebody has tampered with; half of them stay as they are."""
+    """A tampered request; half of them stay unchanged."""
     kind = chance.randrange(18)
     if kind == 0:
         return timestamp, signature[3:], body
@@ -52,8 +52,8 @@ def changed(chance, timestamp, signature, body):
     return timestamp, signature, body
 
 
-def says(verifier, timestamp, signature, body):
-    """Whether the SDK takes it. Where it raises an error over what is no number, it does not."""
+def is_accepted(verifier, timestamp, signature, body):
+    """Whether the SDK accepts it. An error because of an invalid number means no."""
     headers = {"X-Slack-Request-Timestamp": timestamp, "X-Slack-Signature": signature}
     try:
         return verifier.is_valid_request(body.encode(), headers)
@@ -72,7 +72,7 @@ def cases():
         timestamp = str(now - skew)
         signature = verifier.generate_signature(timestamp=timestamp, body=body)
         timestamp, signature, body = changed(chance, timestamp, signature, body)
-        yield [secret, now, timestamp, signature, body, says(verifier, timestamp, signature, body)]
+        yield [secret, now, timestamp, signature, body, is_accepted(verifier, timestamp, signature, body)]
 
 
 def main():

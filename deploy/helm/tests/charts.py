@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the Helm chart, docker-compose.yml, and what alerts and dashboards say. `./dev charts` runs it.
+"""Checks the Helm chart, docker-compose.yml, alerts and dashboards. `./dev charts` runs it.
 
-Each file in values/ is installed and upgraded on an API server of our own (cluster.py) by Helm itself. What Helm sends is compared with
-golden/ (`--update` writes it anew), held against Kubernetes' schemas, and against what the design demands (semantics.py). Each file in
-refused/ must be refused, with the words in its first line.
+Helm installs and upgrades a release with each file in values/ on a fake API server (cluster.py). The objects are compared
+with golden/ (`--update` rewrites it), and checked against Kubernetes' schemas and the design (semantics.py). Each file in
+refused/ must be refused, with the text in its first line.
 """
 
 import argparse
@@ -32,9 +32,9 @@ from cluster import Cluster
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 CHART = HERE.parent / "construct"
-# The oldest that the chart accepts, and the newest there is a description of.
+# The oldest version that the chart accepts, and the newest with a schema.
 KUBERNETES = ["1.30", latest_version()]
-# Others describe these kinds; no registry has their schemas.
+# Other projects define these kinds; their schemas are not available here.
 UNDESCRIBED = {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
 NAMESPACE = "construct"
 RELEASE = "demo"
@@ -47,7 +47,7 @@ def fail(what, message):
 
 
 def release(values, before=None):
-    """What Helm makes of these values: a first revision, and one that upgrades it. `before` may put things into the cluster."""
+    """Helm's first revision for these values, and an upgrade of it. `before` may add objects to the cluster."""
     with Cluster() as cluster:
         if before:
             before(cluster)
@@ -68,21 +68,21 @@ def documents(found):
 
 
 def golden(found):
-    """The text without what is different every time."""
+    """The text without parts that differ every time."""
     out = re.sub(r"(checksum/secrets: )[0-9a-f]{64}", r"\1…", text(found))
     out = re.sub(r"((?:master|secrets|token)\.key|(?:password|url)(?:-[a-z]+)?): [A-Za-z0-9+/=]{40,}$", r"\1: …", out, flags=re.MULTILINE)
-    # Copies of files that lie elsewhere; `check_copies` compares them.
+    # Copies of other files; `check_copies` compares them.
     out = re.sub(r"^(  permissions\.conf: \|)\n(?:    .*\n)+", r"\1 …\n", out, flags=re.MULTILINE)
     out = re.sub(r"^(  construct-\S+\.json: \|)\n(?:    .*\n)+", r"\1 …\n", out, flags=re.MULTILINE)
     out = re.sub(r"(?<=\nkind: PrometheusRule\n)((?:.*\n)*?spec:)\n(?: .*\n)+", r"\1 …\n", out)
-    # Empty lines are what templates leave behind.
+    # Templates leave empty lines behind.
     out = "\n".join(line.rstrip() for line in out.splitlines() if line.strip())
     return f"{out}\n---\n# Notes\n{found['info']['notes'].strip()}\n"
 
 
 @functools.lru_cache(maxsize=None)
 def described(kind, api_version, version):
-    """What Kubernetes accepts as this kind. kubernetes-validate itself would read a description of everything for each object."""
+    """Kubernetes' schema of this kind. kubernetes-validate itself would read all schemas for each object."""
     full = [known for known in kubernetes.all_versions() if kubernetes.major_minor(known) == kubernetes.major_minor(version)][-1]
     folder = f"kubernetes-json-schema/v{full}-local-strict"
     group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)
@@ -102,14 +102,14 @@ def check_set(path, update):
     first, second = release(values)
     if text(first) != text(second):
         diff = difflib.unified_diff(text(first).splitlines(), text(second).splitlines(), "installed", "upgraded", lineterm="", n=1)
-        fail(name, "an upgrade that changes nothing changes what is installed:\n" + "\n".join(list(diff)[:40]))
+        fail(name, "an upgrade without changes changes the installed objects:\n" + "\n".join(list(diff)[:40]))
     expected = HERE / "golden" / f"{name}.yaml"
     if update:
         expected.write_text(golden(first))
     elif not expected.exists() or expected.read_text() != golden(first):
         old = expected.read_text().splitlines() if expected.exists() else []
         diff = list(difflib.unified_diff(old, golden(first).splitlines(), f"golden/{name}.yaml", "now", lineterm=""))
-        fail(name, "differs from its golden file; if that is meant: ./dev charts --update\n" + "\n".join(diff[:60]))
+        fail(name, "differs from its golden file; if intended: ./dev charts --update\n" + "\n".join(diff[:60]))
     everything = documents(first)
     for document in everything:
         if document["kind"] in UNDESCRIBED:
@@ -125,20 +125,20 @@ def check_set(path, update):
 
 
 def check_copies(name, everything, monitoring):
-    """Alerts, dashboards and the permissions at NATS come as they are where they lie, whole, and only where they are wanted."""
+    """Alerts, dashboards and NATS permissions are complete copies of their files, and present only if enabled."""
     rules = [d["spec"] for d in everything if d["kind"] == "PrometheusRule"]
     wanted = yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())
     if rules != [wanted] * monitoring.get("prometheusRule", {}).get("enabled", False):
-        fail(name, "the alerts are not those of deploy/observability/alerts.yaml")
+        fail(name, "the alerts differ from deploy/observability/alerts.yaml")
     wanted = (ROOT / "deploy/nats/permissions.conf").read_text()
     for document in everything:
         if document["kind"] == "ConfigMap" and document["data"].get("permissions.conf", wanted).strip() != wanted.strip():
-            fail(name, "what users may do at NATS is not deploy/nats/permissions.conf")
+            fail(name, "the NATS permissions differ from deploy/nats/permissions.conf")
     shown = {key: text for d in everything if d["kind"] == "ConfigMap" and d["metadata"]["labels"].get("grafana_dashboard")
              for key, text in d["data"].items()}
     wanted = {f"construct-{path.name}": path.read_text() for path in observability.dashboards(ROOT)}
     if shown != (wanted if monitoring.get("dashboards", {}).get("enabled") else {}):
-        fail(name, "the dashboards are not those of deploy/observability/grafana/dashboards")
+        fail(name, "the dashboards differ from deploy/observability/grafana/dashboards")
 
 
 def check_observability():
@@ -147,22 +147,22 @@ def check_observability():
 
 
 def check_refused(path):
-    words = path.read_text().splitlines()[0].removeprefix("# refused: ")
+    expected = path.read_text().splitlines()[0].removeprefix("# refused: ")
     values = yaml.safe_load(path.read_text()) or {}
     try:
         release(values)
     except helm_sdkpy.HelmError as error:
-        if words not in str(error):
-            fail(path.stem, f"is refused, but not with `{words}`: {error}")
+        if expected not in str(error):
+            fail(path.stem, f"is refused, but not with `{expected}`: {error}")
     else:
-        fail(path.stem, f"is accepted; `{words}` was expected")
+        fail(path.stem, f"is accepted; `{expected}` was expected")
 
 
 def check_lint():
-    """Helm's own opinion. The defaults leave decisions open, so it is asked without them being made: `fail` only warns there."""
+    """Helm's lint. The default values lack required decisions; `fail` only warns there."""
     with Cluster() as cluster:
         configuration = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=cluster.kubeconfig)
-        # Helm says so itself, past Python.
+        # Helm prints it itself, bypassing Python.
         stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         try:
@@ -171,7 +171,7 @@ def check_lint():
             os.dup2(stderr, 2)
             os.close(stderr)
             os.close(nowhere)
-    # 1 is information, such as that there is no icon.
+    # 1 is information, such as a missing icon.
     for message in found["Messages"] or []:
         if message["Severity"] > 1:
             fail("lint", json.dumps(message))
@@ -189,7 +189,7 @@ def check_secrets_are_followed():
         found, _ = release(values, put)
         sums.append(set(re.findall(r"checksum/secrets: (\S+)", text(found))))
     if len(sums[0]) != 1 or sums[0] == sums[1]:
-        fail("secrets", f"a changed key leaves the pods as they are: {sums}")
+        fail("secrets", f"a changed key does not replace the pods: {sums}")
     values["slack"] = {"enabled": True, "existingSecret": "vault-slack"}
     sums = []
     for token in ("b25l", "dHdv"):
@@ -214,11 +214,11 @@ def check_secrets_are_followed():
     found, _ = release(values, put)
     secret = next(d for d in documents(found) if d["kind"] == "Secret" and d["metadata"]["name"].endswith("-nats"))
     if secret["data"]["password-gateway"] != known:
-        fail("secrets", "NATS's password, which was in the cluster, is made anew")
+        fail("secrets", "NATS's existing password in the cluster is replaced")
 
 
 def check_settings():
-    """Every setting of every service can be given in values, or belongs to the chart; and no other can."""
+    """Every setting of every service is allowed in values or belongs to the chart, and no other is."""
     schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]
     sources = {
         "gateway": "services/gateway/src/config.rs",
@@ -237,7 +237,7 @@ def check_settings():
         for key in sorted((own | common) - given - semantics.OWNED - semantics.SECRETS):
             fail("settings", f"{service} has the setting {key}; add it to {service}Config in values.schema.json, or to OWNED or SECRETS in semantics.py")
         for key in sorted(given & (semantics.OWNED | semantics.SECRETS)):
-            fail("settings", f"{service}.config has {key}, which values must not give")
+            fail("settings", f"{service}.config has {key}, which values must not set")
     limits = fields("services/interpreter/src/tiers.rs", "Overrides")
     if limits != set(schema["limits"]["properties"]):
         fail("settings", f"limits of pools differ: {sorted(limits ^ set(schema['limits']['properties']))}")
@@ -247,11 +247,11 @@ def check_settings():
     if not secrets == written == semantics.SECRETS:
         fail("settings", f"secrets differ: components.yaml has {sorted(secrets)}, the service {sorted(written)}, semantics.py {sorted(semantics.SECRETS)}")
     if set(components) != set(sources):
-        fail("settings", f"components.yaml has {sorted(components)}, and settings are known of {sorted(sources)}")
+        fail("settings", f"components.yaml has {sorted(components)}, and the sources have settings of {sorted(sources)}")
 
 
 def fields(path, struct):
-    """The fields of a struct of settings, which are its keys."""
+    """The fields of a settings struct, which are its keys."""
     source = (ROOT / path).read_text()
     found = re.search(rf"pub struct {struct} \{{\n(.*?)\n\}}", source, re.DOTALL)
     if not found:
@@ -270,7 +270,7 @@ def check_compose():
 
 @contextlib.contextmanager
 def without_remarks():
-    """Helm says past Python, with every look, that the chart has links. Everything else it says is to be seen."""
+    """Suppresses Helm's repeated note, printed bypassing Python, that the chart has links. Other output stays visible."""
     remarks = subprocess.Popen(["grep", "--line-buffered", "--invert-match", "found symbolic link in path"], stdin=subprocess.PIPE, stdout=2)
     stderr = os.dup(2)
     os.dup2(remarks.stdin.fileno(), 2)
@@ -290,7 +290,7 @@ def main():
     sets = sorted((HERE / "values").glob("*.yaml"))
     refused = sorted((HERE / "refused").glob("*.yaml"))
     check_lint()
-    # Helm's client holds itself back most of the time, so they go side by side.
+    # Helm's client throttles itself most of the time, so they run concurrently.
     with without_remarks(), ThreadPoolExecutor(8) as pool:
         others = [pool.submit(check) for check in (check_secrets_are_followed, check_settings, check_compose, check_observability)]
         counts = list(pool.map(lambda path: check_set(path, update), sets))
@@ -299,7 +299,7 @@ def main():
             other.result()
     stale = {path.stem for path in (HERE / "golden").glob("*.yaml")} - {path.stem for path in sets}
     for name in sorted(stale):
-        fail(name, "there is a golden file and no set of values")
+        fail(name, "there is a golden file without values")
     for failure in failures:
         print(failure, file=sys.stderr)
     print(f"charts: {len(sets)} sets of values make {sum(counts)} objects, {len(refused)} are refused; {len(failures)} failures")

@@ -1,4 +1,4 @@
-"""An API server that forgets everything: as much of Kubernetes as Helm needs to install and upgrade a release.
+"""An in-memory API server: as much of Kubernetes as Helm needs to install and upgrade a release.
 
 The only Helm in a package registry is a library without `template`, so charts are really installed here. That also tries what templates
 alone cannot: what `lookup` finds at an upgrade, and hooks. Objects are accepted as they come; whether they are right is checked elsewhere.
@@ -34,7 +34,7 @@ KINDS = [
 
 
 class Cluster:
-    """One empty cluster, for as long as the block that opened it."""
+    """One empty cluster, for the duration of its `with` block."""
 
     def __init__(self):
         self.objects = {}
@@ -67,7 +67,7 @@ class Cluster:
         ])
 
     def put(self, path, body):
-        """Stores an object as the real server would give it back."""
+        """Stores an object in the form that the real server would return."""
         with self.lock:
             self.version += 1
             metadata = body.setdefault("metadata", {})
@@ -82,7 +82,7 @@ class Cluster:
             return body
 
     def release(self, name, revision):
-        """What Helm keeps of a release: its manifest, hooks and notes."""
+        """Helm's record of a release: its manifest, hooks and notes."""
         for path, found in self.objects.items():
             if path.endswith(f"/secrets/sh.helm.release.v1.{name}.v{revision}"):
                 packed = base64.b64decode(base64.b64decode(found["data"]["release"]))
@@ -93,7 +93,7 @@ class Cluster:
 class Handler(BaseHTTPRequestHandler):
     cluster = None
     protocol_version = "HTTP/1.1"
-    # Each answer is sent at once, and not 40 ms later.
+    # Sends each response at once, not 40 ms later.
     disable_nagle_algorithm = True
 
     def log_message(self, *_):
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         path, query = split.path, parse_qs(split.query)
         if path == "/openapi/v2":
-            # A description of nothing: Helm skips kinds it does not find there.
+            # An empty OpenAPI document: Helm skips kinds that it does not contain.
             self.send_response(200)
             self.send_header("Content-Length", "0")
             return self.end_headers()
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
                           "metadata": {"resourceVersion": str(self.cluster.version)}, "items": items})
 
     def watch(self, kind, items):
-        """What there is, and then silence: nothing here changes by itself."""
+        """The existing objects, and then no events: nothing here changes by itself."""
         end = {"kind": kind[1], "apiVersion": kind[0], "metadata": {
             "resourceVersion": str(self.cluster.version), "annotations": {"k8s.io/initial-events-end": "true"}}}
         events = [{"type": "ADDED", "object": item} for item in items] + [{"type": "BOOKMARK", "object": end}]
@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def discovery(path):
-    """Which kinds there are; nothing when the path asks for something else."""
+    """The discovery documents; `None` for other paths."""
     groups = {}
     for version, *_ in KINDS:
         if "/" in version:
@@ -219,7 +219,7 @@ def merged(old, patch):
 
 
 def protobuf_secret(data):
-    """Helm keeps releases in Secrets, which it sends as protobuf: the only kind that arrives so."""
+    """Helm stores releases in Secrets, which it sends as protobuf, unlike all other kinds."""
     raw = fields(data)[2][0]
     secret = fields(raw)
     metadata = fields(secret[1][0])

@@ -1,4 +1,4 @@
-"""What alerts, dashboards and the runbook say of each other and of the services, all in deploy/observability and docs/runbook.md."""
+"""Checks alerts, dashboards, metrics and the runbook (deploy/observability, docs/runbook.md) against each other."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# What Prometheus itself adds: to every series it scrapes, and of its own.
+# Labels that Prometheus adds to scraped series, and its own metrics.
 SCRAPED = {"job", "service", "instance", "le"}
 PROMETHEUS = {
     "up": set(),
@@ -20,12 +20,12 @@ GROUPING = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^()]*)\)"
 
 
 def problems(root):
-    """Everything that is wrong."""
+    """All problems."""
     metrics = listed(root / "deploy/observability/metrics.txt")
     rules = alerts(root)
     names = [rule["alert"] for rule in rules]
     for name in {name for name in names if names.count(name) > 1}:
-        yield f"{name} is there twice"
+        yield f"{name} exists twice"
     used = set()
     for rule in rules:
         yield from alert(rule)
@@ -46,7 +46,7 @@ def problems(root):
 
 
 def expressions(root):
-    """Every expression of a dashboard, with values in the place of variables, for promtool to read."""
+    """Every expression of a dashboard with its variables replaced, for promtool."""
     for path in dashboards(root):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel.get("targets", []):
@@ -67,7 +67,7 @@ def listed_lines(path):
 
 
 def listed(path):
-    """The labels of each metric, over all services; of a histogram those of its three series."""
+    """The labels of each metric in all services; for a histogram those of its three series."""
     found = {}
     for line in listed_lines(path):
         _, name, kind, *labels = line.split()
@@ -82,13 +82,13 @@ def alert(rule):
         if not annotations.get(key):
             yield f"alert {name} has no {key}"
     if annotations.get("runbook") != f"docs/runbook.md#{name.lower()}":
-        yield f"alert {name} does not lead to its entry of the runbook: {annotations.get('runbook')}"
+        yield f"alert {name} does not link to its entry in the runbook: {annotations.get('runbook')}"
     if rule.get("labels", {}).get("severity") not in ("critical", "warning"):
         yield f"alert {name} has no severity"
 
 
 def tests(root, names):
-    """That each alert is tried out, both ways."""
+    """Each alert has tests, both firing and silent."""
     tried = {}
     for test in yaml.safe_load((root / "deploy/observability/alerts_test.yaml").read_text())["tests"]:
         for case in test["promql_expr_test"]:
@@ -96,9 +96,9 @@ def tests(root, names):
             tried.setdefault(asked, set()).add(bool(case["exp_samples"]))
     for name in sorted(names | set(tried)):
         if name not in names:
-            yield f"alerts_test.yaml tries {name}, which is no alert"
+            yield f"alerts_test.yaml tests {name}, which is not an alert"
         elif tried.get(name) != {True, False}:
-            yield f"alerts_test.yaml does not try {name} both firing and silent"
+            yield f"alerts_test.yaml does not test {name} both firing and silent"
 
 
 def runbook(root, names):
@@ -107,7 +107,7 @@ def runbook(root, names):
     for name in sorted(names - set(entries)):
         yield f"docs/runbook.md has no entry for {name}"
     for name in sorted(set(entries) - names):
-        yield f"docs/runbook.md has an entry for {name}, which is no alert"
+        yield f"docs/runbook.md has an entry for {name}, which is not an alert"
     if len(entries) != len(set(entries)):
         yield "docs/runbook.md has an entry twice"
 
@@ -121,29 +121,29 @@ def dashboard(found, metrics, shown):
         if not panel.get("fieldConfig", {}).get("defaults", {}).get("unit"):
             yield f"`{title}` has no unit"
         if panel.get("datasource", {}).get("uid") != "${datasource}" or found["templating"]["list"][0]["name"] != "datasource":
-            yield f"`{title}` does not ask the Prometheus that was chosen"
+            yield f"`{title}` does not use the selected Prometheus"
         if not panel.get("targets"):
             yield f"`{title}` shows nothing"
         grid = panel["gridPos"]
         cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
         if cells & places or grid["x"] + grid["w"] > 24:
-            yield f"`{title}` lies over another panel, or beyond the edge"
+            yield f"`{title}` overlaps another panel or the edge"
         places |= cells
         for target in panel.get("targets", []):
             for problem in expression(target["expr"], metrics, shown):
                 yield f"`{title}`: {problem}"
             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                 if not re.search(rf"\b{label}\b", target["expr"]):
-                    yield f"`{title}`: the legend names {label}, which the expression does not keep"
+                    yield f"`{title}`: the legend uses {label}, which the expression drops"
     for variable in found["templating"]["list"]:
         if asked := re.fullmatch(r"label_values\((\w+), (\w+)\)", variable.get("definition", "")):
             yield from (f"variable {variable['name']}: {problem}" for problem in selector(asked[1], [asked[2]], metrics, shown))
         elif variable["type"] == "query":
-            yield f"variable {variable['name']}: its definition is not understood"
+            yield f"variable {variable['name']}: its definition cannot be parsed"
 
 
 def expression(text, metrics, used):
-    """Whether all that an expression names is there. Enough of PromQL for what we write; promtool reads it all."""
+    """Checks that an expression's metrics and labels exist. Parses the subset of PromQL in use; promtool checks the rest."""
     text = re.sub(r"\[[^\]]*\]", " ", text)
     kept = []
     for labels in re.findall(GROUPING, text):
@@ -157,13 +157,13 @@ def expression(text, metrics, used):
         yield from selector(name, labels, metrics, used)
         known |= own_labels(name, metrics) or set()
     if not found:
-        yield f"names no metric: {text}"
+        yield f"has no metric: {text}"
     for label in sorted(set(kept) - known):
-        yield f"groups by {label}, which none of its metrics has"
+        yield f"groups by {label}, which its metrics lack"
 
 
 def without_words(text):
-    # Durations, such as that of an offset, and numbers are no names.
+    # Durations, such as that of an offset, and numbers are not names.
     text = re.sub(r"\boffset\s+\w+", " ", text)
     return re.sub(rf"\b(?:{'|'.join(WORDS)})\b", " ", text)
 
@@ -171,7 +171,7 @@ def without_words(text):
 def selector(name, labels, metrics, used):
     own = own_labels(name, metrics)
     if own is None:
-        yield f"{name} is no metric of metrics.txt"
+        yield f"{name} is not in metrics.txt"
         return
     used.add(base(name, metrics) or name)
     for label in labels:
@@ -180,7 +180,7 @@ def selector(name, labels, metrics, used):
 
 
 def base(name, metrics):
-    """The metric that a series belongs to."""
+    """The metric of a series."""
     if name in metrics and metrics[name][0] != "histogram":
         return name
     histogram = re.sub("_(bucket|count|sum)$", "", name)
@@ -193,6 +193,6 @@ def own_labels(name, metrics):
 
 
 if __name__ == "__main__":
-    # A file of rules for promtool.
+    # A rules file for promtool.
     asked = [{"record": "asked", "expr": text, "labels": {"number": str(number)}} for number, text in enumerate(expressions(ROOT))]
     print(json.dumps({"groups": [{"name": "dashboards", "rules": asked}]}))

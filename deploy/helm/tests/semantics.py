@@ -1,4 +1,4 @@
-"""What the design demands of a rendered chart, beyond what Kubernetes accepts."""
+"""Checks of the design on a rendered chart, beyond Kubernetes' schemas."""
 
 import ipaddress
 import json
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import yaml
 
-# Settings the chart itself decides: addresses, folders, keys, what follows from other values.
+# Settings that the chart sets: addresses, folders, keys, and those derived from other values.
 OWNED = {
     "nats_url", "nats_ca_file", "nats_certificate_file", "nats_key_file", "database_url", "data_dir", "health_listen", "shutdown_grace", "instance_id",
     "master_key", "master_key_file", "secrets_key", "secrets_key_file", "token_key", "token_key_file",
-    # Nor is there a port for the operator protocol: it is for people's own machines.
+    # The operator protocol is for users' own machines, so it has no port.
     "gateway_listen", "gateway_socket", "gateway_operator_listen", "providers_proxy_listen", "interpreter_pools", "interpreter_workspace_roots", "interpreter_cache_dir",
     "slack_listen", "scanner_dir",
-    # Files out of Secrets that are named elsewhere in the values.
+    # Files from Secrets that other values name.
     "gateway_tls_certificate", "gateway_tls_key", "gateway_tls_client_ca",
     "slack_gateway_ca", "slack_gateway_certificate", "slack_gateway_certificate_key",
 }
@@ -26,7 +26,7 @@ COMPONENT = "app.kubernetes.io/component"
 
 
 def problems(documents, values, namespace):
-    """Everything that is wrong with what was rendered."""
+    """All problems of the rendered objects."""
     chart = Rendered(documents, values, namespace)
     yield from chart.names()
     for workload in chart.workloads:
@@ -44,7 +44,7 @@ class Rendered:
         self.workloads = [d for d in documents if d["kind"] in WORKLOADS]
         self.given = {strings for strings in texts(values)}
 
-    def of(self, kind):
+    def of_kind(self, kind):
         return [d for d in self.documents if d["kind"] == kind]
 
     def names(self):
@@ -52,13 +52,13 @@ class Rendered:
         for document in self.documents:
             key = (document["kind"], document["metadata"]["name"])
             if key in seen:
-                yield f"{key} is there twice"
+                yield f"{key} exists twice"
             seen.add(key)
             if len(key[1]) > 63:
                 yield f"{key} has a name longer than 63 characters"
 
     def pod(self, workload):
-        """Restricted Pod Security, and our own rules; a pool with commands departs from them in exactly three fields."""
+        """Restricted Pod Security and our own rules. A pool with commands differs in exactly three fields."""
         name = f"{workload['kind']} {workload['metadata']['name']}"
         template = workload["spec"]["template"]
         spec, labels = template["spec"], template["metadata"]["labels"]
@@ -68,7 +68,7 @@ class Rendered:
         if confined and component != "interpreter":
             yield f"{name}: only interpreters have user namespaces"
         if (component == "interpreter") != (spec.get("shareProcessNamespace") is True):
-            yield f"{name}: nobody reaps what commands leave behind, or processes are shared without need"
+            yield f"{name}: processes that commands leave behind are not reaped, or processes are shared unnecessarily"
         if spec.get("automountServiceAccountToken") is not False or spec.get("serviceAccountName", "default") == "default":
             yield f"{name}: has an account's token, or the default account"
         if spec.get("enableServiceLinks") is not False:
@@ -80,7 +80,7 @@ class Rendered:
                 yield f"{name}: has {field}"
         for volume in spec.get("volumes", []):
             if not set(volume) <= {"name", "configMap", "emptyDir", "persistentVolumeClaim", "secret"}:
-                yield f"{name}: has a volume of a kind that is not restricted: {volume}"
+                yield f"{name}: has a volume of a disallowed kind: {volume}"
             if "emptyDir" in volume and not volume["emptyDir"].get("sizeLimit"):
                 yield f"{name}: {volume['name']} has no limit"
         for container in spec["containers"] + spec.get("initContainers", []):
@@ -89,9 +89,9 @@ class Rendered:
             if security != {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}:
                 yield f"{name}: the container is not restricted: {security}"
             if confined != (extra.get("procMount") == "Unmasked") or (extra and not confined):
-                yield f"{name}: what bubblewrap needs is only partly there: {extra}"
+                yield f"{name}: bubblewrap's requirements are met only partly: {extra}"
             if "memory" not in container.get("resources", {}).get("limits", {}) or "cpu" not in container["resources"].get("requests", {}):
-                yield f"{name}: has no limit of memory, or asks for no processor"
+                yield f"{name}: has no memory limit or no CPU request"
             variables = [variable["name"] for variable in container.get("env", [])]
             for twice in {variable for variable in variables if variables.count(variable) > 1}:
                 yield f"{name}: {twice} is set twice"
@@ -102,10 +102,10 @@ class Rendered:
                 yield f"{name}: does not select its own pods"
             others = [w for w in self.workloads if w is not workload and selects(chosen, w["spec"]["template"]["metadata"]["labels"])]
             if others:
-                yield f"{name}: selects also the pods of {others[0]['metadata']['name']}"
+                yield f"{name}: also selects the pods of {others[0]['metadata']['name']}"
 
     def service(self, name, component, container, spec):
-        """What the services are given: no more keys and addresses than each is meant to have."""
+        """Each service has exactly its keys and addresses."""
         variables = {variable["name"]: variable for variable in container.get("env", [])}
         if component not in SERVICES:
             return
@@ -124,7 +124,7 @@ class Rendered:
         found = {variable.split("_")[1] for variable in variables if variable.endswith("_KEY_FILE")}
         mounted = next(v["secret"]["items"] for v in spec["volumes"] if v["name"] == "keys")
         if found != keys or {item["path"].split(".")[0].upper() for item in mounted} != keys:
-            yield f"{name}: has the keys {found}, and should have {keys}"
+            yield f"{name}: has the keys {found}; expected {keys}"
         if ("CONSTRUCT_DATABASE_URL" in variables) != (component in ("gateway", "reconciler", "scanner", "slack")):
             yield f"{name}: has the database's address, or lacks it"
         for variable, given in variables.items():
@@ -135,23 +135,23 @@ class Rendered:
         if self.values.get("scanner", {}).get("enabled"):
             yield from self.scans(name, component, container, spec)
         elif any(mount["name"] == "scans" for mount in container["volumeMounts"]):
-            yield f"{name}: has files of scans, and there is no scanner"
+            yield f"{name}: has files of scans without a scanner"
         settings = {**self.settings(container), **{variable: "" for variable in variables}}
         known = OWNED | schema_settings(component) | (SECRETS if component == "slack" else set())
         for variable in settings:
             key = variable.removeprefix("CONSTRUCT_").lower()
-            # The last are for the client in the gateway's container.
+            # The last ones are for the client in the gateway's container.
             if variable.startswith("CONSTRUCT_") and key not in known and variable not in ("CONSTRUCT_GATEWAY_URL", "CONSTRUCT_CA"):
-                yield f"{name}: {variable} is no setting of {component}"
+                yield f"{name}: {variable} is not a setting of {component}"
         for variable, value in self.settings(container).items():
             if not isinstance(value, str) or re.search(r"\de\+|map\[|<no value>", value):
-                yield f"{name}: {variable} was not written as text: {value}"
+                yield f"{name}: {variable} is not text: {value}"
         grace = int(self.settings(container)["CONSTRUCT_SHUTDOWN_GRACE"].removesuffix("s"))
         if spec["terminationGracePeriodSeconds"] < grace + 10:
-            yield f"{name}: is killed before its grace is over"
+            yield f"{name}: is killed before its grace period ends"
 
     def slack(self, name, container, variables):
-        """Its secrets come from the operator's Secret alone, and what it cannot begin without has to be there."""
+        """Its secrets come only from the operator's Secret, and the required ones are present."""
         http = self.values["slack"].get("http", {}).get("enabled", True)
         gateway = self.values.get("gateway", {}).get("enabled", True)
         needed = {"slack_signing_secret" if http else "slack_app_token"} | ({"slack_gateway_key"} if gateway else set())
@@ -161,46 +161,46 @@ class Rendered:
             if variables.get(variable, {}).get("valueFrom") != {"secretKeyRef": wanted}:
                 yield f"{name}: {variable} is not {wanted}"
         if http != ("CONSTRUCT_SLACK_LISTEN" in variables) or http != ("http" in [port["name"] for port in container["ports"]]):
-            yield f"{name}: listens for Slack's requests where nobody wants it, or nowhere"
+            yield f"{name}: listens for Slack's requests although disabled, or does not listen"
         if gateway and self.settings(container).get("CONSTRUCT_SLACK_GATEWAY_URL") not in self.gateways():
-            yield f"{name}: does not ask this release's gateway"
+            yield f"{name}: does not use this release's gateway"
 
     def gateways(self):
         """The addresses of this release's gateway."""
-        services = {s["metadata"]["name"]: s["spec"]["ports"][0]["port"] for s in self.of("Service") if s["metadata"]["labels"].get(COMPONENT) == "gateway"}
+        services = {s["metadata"]["name"]: s["spec"]["ports"][0]["port"] for s in self.of_kind("Service") if s["metadata"]["labels"].get(COMPONENT) == "gateway"}
         scheme = "https" if self.values.get("gateway", {}).get("tls", {}).get("secretName") else "http"
         return [f"{scheme}://{service}:{port}" for service, port in services.items()]
 
     def scans(self, name, component, container, spec):
-        """The scanner writes the files of scans, interpreters of cpu-2 read them in the same place, the gateway knows it; nobody else has them."""
+        """The scanner writes the files of scans, interpreters of cpu-2 read them at the same path, the gateway has the path; no other pod has them."""
         settings = self.settings(container)
         mount = next((mount for mount in container["volumeMounts"] if mount["name"] == "scans"), None)
         explores = "cpu-2" in settings.get("CONSTRUCT_INTERPRETER_POOLS", "").split(",")
         if (mount is not None) != (component == "scanner" or explores):
-            yield f"{name}: has files of scans, or lacks them"
+            yield f"{name}: has or lacks files of scans"
         if mount:
             claim = next(v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if v["name"] == "scans")
             if claim != self.values["scanner"]["existingClaim"] or mount["readOnly"] != explores:
                 yield f"{name}: has files of scans in {claim}: {mount}"
             known = settings["CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS"].split(",") if explores else [settings["CONSTRUCT_SCANNER_DIR"]]
             if mount["mountPath"] not in known:
-                yield f"{name}: looks for files of scans in {known}, and they are in {mount['mountPath']}"
+                yield f"{name}: expects files of scans in {known}, but they are in {mount['mountPath']}"
             if mount["mountPath"].startswith("/var/lib/construct"):
-                yield f"{name}: files of scans are among the mesh's own data, which no task sees"
+                yield f"{name}: files of scans are in the mesh's own data, which tasks cannot see"
         written = {self.settings(c)["CONSTRUCT_SCANNER_DIR"] for w in self.workloads for c in w["spec"]["template"]["spec"]["containers"] if c["name"] == "scanner"}
         if component == "gateway" and {settings.get("CONSTRUCT_GATEWAY_SCANS_DIR")} != written:
             yield f"{name}: names {settings.get('CONSTRUCT_GATEWAY_SCANS_DIR')} to interpreters, and the scanner writes to {written}"
         if component == "scanner" and self.values.get("gateway", {}).get("enabled", True):
             asked = settings.get("CONSTRUCT_SCANNER_GATEWAY_URL")
             if asked not in [*self.gateways(), self.values["scanner"].get("config", {}).get("scanner_gateway_url")]:
-                yield f"{name}: does not ask this release's gateway"
+                yield f"{name}: does not use this release's gateway"
 
     def settings(self, container):
         wanted = {source["configMapRef"]["name"] for source in container.get("envFrom", [])}
-        return {key: value for d in self.of("ConfigMap") if d["metadata"]["name"] in wanted for key, value in d["data"].items()}
+        return {key: value for d in self.of_kind("ConfigMap") if d["metadata"]["name"] in wanted for key, value in d["data"].items()}
 
     def references(self):
-        """What is named is there: made by the chart, or named in the values."""
+        """Every referenced object is in the chart or named in the values."""
         made = {(d["kind"], d["metadata"]["name"]) for d in self.documents}
         for workload in self.workloads:
             spec = workload["spec"]["template"]["spec"]
@@ -222,9 +222,9 @@ class Rendered:
                 yield f"{workload['metadata']['name']}: volumes {volumes} and mounts {mounts} differ"
             for kind, name in wanted:
                 if (kind, name) not in made and name not in self.given:
-                    yield f"{workload['metadata']['name']}: {kind} {name} is neither made nor given"
+                    yield f"{workload['metadata']['name']}: {kind} {name} is neither in the chart nor in the values"
         pods = [w["spec"]["template"] for w in self.workloads]
-        for service in self.of("Service"):
+        for service in self.of_kind("Service"):
             found = [pod for pod in pods if selects(service["spec"]["selector"], pod["metadata"]["labels"])]
             if not found:
                 yield f"Service {service['metadata']['name']} selects nothing"
@@ -232,26 +232,26 @@ class Rendered:
                 for pod in found:
                     if port["targetPort"] not in ports_of(pod):
                         yield f"Service {service['metadata']['name']}: no port {port['targetPort']} in {pod['metadata']['labels']}"
-        for budget in self.of("PodDisruptionBudget"):
+        for budget in self.of_kind("PodDisruptionBudget"):
             if not any(selects(budget["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]) for pod in pods):
                 yield f"PodDisruptionBudget {budget['metadata']['name']} selects nothing"
-        for scaler in self.of("HorizontalPodAutoscaler") + self.of("ScaledObject"):
-            target = next((w for w in self.of("Deployment") if w["metadata"]["name"] == scaler["spec"]["scaleTargetRef"]["name"]), None)
+        for scaler in self.of_kind("HorizontalPodAutoscaler") + self.of_kind("ScaledObject"):
+            target = next((w for w in self.of_kind("Deployment") if w["metadata"]["name"] == scaler["spec"]["scaleTargetRef"]["name"]), None)
             if target is None or "replicas" in target["spec"]:
-                yield f"{scaler['metadata']['name']}: scales nothing, or a deployment with a number of its own"
-        for ingress in self.of("Ingress"):
+                yield f"{scaler['metadata']['name']}: scales nothing, or a deployment with its own replicas"
+        for ingress in self.of_kind("Ingress"):
             for rule in ingress["spec"]["rules"]:
                 for path in rule["http"]["paths"]:
                     backend = path["backend"]["service"]
-                    service = next((s for s in self.of("Service") if s["metadata"]["name"] == backend["name"]), None)
+                    service = next((s for s in self.of_kind("Service") if s["metadata"]["name"] == backend["name"]), None)
                     if service is None or backend["port"]["name"] not in [port["name"] for port in service["spec"]["ports"]]:
-                        yield f"Ingress {ingress['metadata']['name']} leads nowhere"
+                        yield f"Ingress {ingress['metadata']['name']} has no backend"
 
     def network(self):
-        """Who reaches whom, as the design has it, worked out from the policies."""
+        """The permitted connections of the design, derived from the policies."""
         pods = {w["spec"]["template"]["metadata"]["labels"][COMPONENT]: w["spec"]["template"] for w in self.workloads}
         for component, pod in pods.items():
-            covering = [p for p in self.of("NetworkPolicy") if selects(p["spec"]["podSelector"].get("matchLabels", {}), pod["metadata"]["labels"])]
+            covering = [p for p in self.of_kind("NetworkPolicy") if selects(p["spec"]["podSelector"].get("matchLabels", {}), pod["metadata"]["labels"])]
             if not covering or not all(set(p["spec"]["policyTypes"]) == {"Ingress", "Egress"} for p in covering):
                 yield f"{component}: no policy covers its pods in both directions"
         for component in set(SERVICES + ["migrate", "nats", "postgresql"]) & set(pods):
@@ -260,7 +260,7 @@ class Rendered:
                 yield f"{component}: reaches the internet: {vendor}"
             for inside in ("10.3.2.1", "169.254.169.254", "192.168.1.1", "172.20.0.1", "127.0.0.1", "fd00::1", "fe80::1", "100.64.0.1"):
                 if self.leaves(pods[component], inside, 443) and inside not in str(self.values):
-                    yield f"{component}: reaches {inside}, which is no public address"
+                    yield f"{component}: reaches {inside}, which is not a public address"
             if component in ("nats", "postgresql") and any(p["spec"].get("egress") for p in self.policies(pods[component])):
                 yield f"{component}: reaches something"
         reaches = {
@@ -278,10 +278,10 @@ class Rendered:
                         yield f"{source} to {target}:{port} is {'allowed' if allowed else 'refused'}"
 
     def policies(self, pod):
-        return [p for p in self.of("NetworkPolicy") if selects(p["spec"]["podSelector"].get("matchLabels", {}), pod["metadata"]["labels"])]
+        return [p for p in self.of_kind("NetworkPolicy") if selects(p["spec"]["podSelector"].get("matchLabels", {}), pod["metadata"]["labels"])]
 
     def leaves(self, pod, address, port):
-        """Whether some rule that names addresses lets the pod reach this one. Rules without a target are the operator's servers."""
+        """Whether a rule with addresses lets the pod reach this one. Rules without a target are for the operator's servers."""
         found = ipaddress.ip_address(address)
         for policy in self.policies(pod):
             for rule in policy["spec"].get("egress", []):
@@ -312,7 +312,7 @@ class Rendered:
 
 
 def compose_problems(root):
-    """Rules of docker-compose.yml that its schema does not know."""
+    """Rules for docker-compose.yml beyond its schema."""
     compose = yaml.safe_load((root / "docker-compose.yml").read_text())
     for name, service in compose["services"].items():
         if service.get("privileged") or "docker.sock" in str(service.get("volumes")):
@@ -324,25 +324,25 @@ def compose_problems(root):
             yield f"{name}: has no version: {image}"
         for port in service.get("ports", []):
             if not str(port).startswith("127.0.0.1:"):
-                yield f"{name}: serves other machines: {port}"
-        # PostgreSQL's image begins as root, and becomes another user itself.
+                yield f"{name}: is reachable from other machines: {port}"
+        # PostgreSQL's image starts as root and switches the user itself.
         if not (service.get("read_only") and service.get("cap_drop") == ["ALL"]) and name != "postgres":
-            yield f"{name}: can write to its own files, or has capabilities"
+            yield f"{name}: can write to its image, or has capabilities"
         for volume in service.get("volumes", []):
             source = volume.split(":")[0] if isinstance(volume, str) else volume["source"]
             if source.startswith("./") and not (root / source).exists():
-                yield f"{name}: {source} is not there"
+                yield f"{name}: {source} does not exist"
         for other in service.get("depends_on", {}):
             if other not in compose["services"]:
-                yield f"{name}: depends on {other}, which is not there"
+                yield f"{name}: depends on {other}, which does not exist"
     asked = yaml.safe_load((root / "deploy/observability/prometheus.yaml").read_text())["scrape_configs"][0]["dns_sd_configs"][0]
     if set(asked["names"]) != set(SERVICES):
-        yield f"Prometheus asks {asked['names']}, and the services are {SERVICES}"
+        yield f"Prometheus scrapes {asked['names']}, but the services are {SERVICES}"
     collector = yaml.safe_load((root / "deploy/observability/collector.yaml").read_text())
     for name, pipeline in collector["service"]["pipelines"].items():
         for part in ("receivers", "processors", "exporters"):
             for missing in set(pipeline.get(part, [])) - set(collector[part]):
-                yield f"the collector's pipeline {name} uses {missing}, which is not there"
+                yield f"the collector's pipeline {name} uses {missing}, which does not exist"
     sources = yaml.safe_load((root / "deploy/observability/grafana/provisioning/datasources/construct.yaml").read_text())
     if not any(source["type"] == "prometheus" and source.get("isDefault") for source in sources["datasources"]):
         yield "dashboards begin with the Prometheus that is the default, and there is none"
