@@ -110,7 +110,7 @@ async fn check_tasks(store: &Store, findings: &mut Findings) {
                         to_seconds(first.since)
                     ),
                     format!(
-                        "check that reconcilers run, and their logs; `construct why {}`",
+                        "check that reconcilers run, and their logs; `construct explain {}`",
                         first.task
                     ),
                 );
@@ -128,7 +128,7 @@ async fn check_tasks(store: &Store, findings: &mut Findings) {
             Some(since) => findings.warn(
                 "tasks.quarantined",
                 format!("quarantined tasks, whose reconciles failed: {}, the first since {}", quarantined.count, to_seconds(since)),
-                "the reconciler's log names them; `construct why TASK` explains one, `construct task retry TASK` retries it",
+                "the reconciler's log names them; `construct explain TASK` explains one, `construct task retry TASK` retries it",
             ),
         },
         Err(error) => findings.problem("tasks.quarantined", chain(&error), "PostgreSQL is unavailable or overloaded"),

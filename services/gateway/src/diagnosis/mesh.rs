@@ -96,7 +96,7 @@ pub(super) async fn check(bus: &Bus) -> Findings {
         count => findings.warn(
             "nats.dead",
             format!("dead letters: {count}"),
-            "`construct dead list` shows them; they are kept for 30 days",
+            "`construct deadletter list` shows them; they are kept for 30 days",
         ),
     }
     findings
@@ -188,7 +188,7 @@ pub(super) async fn worker_loads(
             worker: workers.check,
             served,
             waiting: states().map(|state| state.pending).sum(),
-            taken: states().map(|state| state.taken as u64).sum(),
+            in_flight: states().map(|state| state.taken as u64).sum(),
             redelivered: states().map(|state| state.redelivered as u64).sum(),
             delivered: states().map(|state| state.delivered).sum(),
         })
