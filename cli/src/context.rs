@@ -428,7 +428,7 @@ impl ContextCommand {
         let path = path()?;
         match self {
             Self::Add(Add { name, address, key_file, key_stdin, keyring }) => {
-                crate::gateway::Gateway::check(&address)?;
+                crate::gateway::Gateway::parse_address(&address)?;
                 let key = match key_file {
                     Some(file) => Some(entity::read_text(&file)?),
                     None if key_stdin => Some(secret_input::read("API key: ")?),

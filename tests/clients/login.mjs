@@ -162,7 +162,7 @@ const token = await fetch(`${issuer}/token`, {
 });
 check(token.status === 400 && (await token.json()).error === "invalid_grant", "the issuer still takes the refresh token");
 const out = await construct(["logout"]);
-check(out.code === 2 && out.errors.includes("nobody is logged in"), `a second log-out: ${out.code} ${out.errors}`);
+check(out.code === 2 && out.errors.includes("has no log-in"), `a second log-out: ${out.code} ${out.errors}`);
 check((await construct(["whoami"])).code === 1, "somebody is still logged in");
 await works("--context", "other", "whoami");
 done("is forgotten, here and there");

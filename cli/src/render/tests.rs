@@ -281,7 +281,7 @@ fn answer_that_differs_from_deltas_is_shown_completely() {
 }
 
 #[test]
-fn errors_of_tools_and_scripts_are_shown() {
+fn tool_and_script_errors_are_shown() {
     let events = [
         event(
             "tool.result",
@@ -353,7 +353,7 @@ fn pending_approval_is_shown_with_all_arguments_and_commands() {
         "? create_file needs approval: it is secret\n    {\n      \"content\": \"\\u001b[2Jx\",\n      \"path\": \"secrets/key\"\n    \
          }\n  approve: construct approval approve approval_1\n  reject:  construct approval reject approval_1 --comment COMMENT\n"
     );
-    let decided = shown(
+    let decided = rendered(
         LIVE,
         &[
             approval(ApprovalState::Rejected, "use the vault"),

@@ -1,11 +1,10 @@
-//! `deploy/docker/mesh`, which runs the mesh where `./dev` cannot, with a script in the place of
-//! `docker`.
+//! `deploy/docker/mesh`, which runs the mesh where `./dev` cannot, with a fake `docker`.
 
 use std::{fs, path::Path};
 
-use crate::{Done, Machine};
+use crate::{Finished, Machine};
 
-/// The containers that run are the lines of a file, which are told once.
+/// The running containers are the lines of a file, which is reported once.
 const DOCKER: &str = r#"
 case "$*" in
 *' ps '*) if [ -e "$here/broken" ]; then echo 'Cannot connect to the Docker daemon' >&2; exit 1; fi ;;
@@ -35,19 +34,19 @@ fn machine() -> Machine {
     machine
 }
 
-/// With the script in the place of `./dev`, and data where it belongs when nothing is said.
-fn run(machine: &Machine, arguments: &[&str]) -> Done {
+/// Runs a command with the script instead of `./dev`, and the default data directory.
+fn run(machine: &Machine, arguments: &[&str]) -> Finished {
     let mut command = machine.command(arguments);
     let command = command
         .env("CONSTRUCT_DEV", machine.path("checkout/deploy/docker/mesh"))
         .env_remove("CONSTRUCT_HOME");
-    Done::of(command.output().unwrap())
+    Finished::from_output(command.output().unwrap())
 }
 
 #[test]
-fn the_mesh_in_containers_is_run_and_ends_when_they_are_stopped() {
+fn daemon_ends_when_the_containers_stop() {
     let machine = machine();
-    run(&machine, &["daemon", "run"]).said();
+    run(&machine, &["daemon", "run"]).stdout();
     let calls = [
         "up --no-build --detach --wait",
         "ps --status running --quiet",
@@ -55,19 +54,19 @@ fn the_mesh_in_containers_is_run_and_ends_when_they_are_stopped() {
         "stop",
     ];
     assert_eq!(machine.calls("docker"), calls.map(|call| format!("{COMPOSE} {call}")));
-    assert_eq!(machine.calls("sleep").len(), 1, "while some run, it waits");
+    assert_eq!(machine.calls("sleep").len(), 1, "waits while containers run");
     assert!(
         machine.path("checkout/.construct/run/daemon").exists(),
-        "what is the daemon's lies in the checkout"
+        "the daemon's files are in the checkout"
     );
     assert!(machine.calls("secrets").is_empty());
 }
 
 #[test]
-fn it_fails_without_docker_so_that_it_is_started_anew() {
+fn daemon_fails_without_docker() {
     let machine = machine();
     fs::write(machine.path("broken"), "").unwrap();
-    let errors = run(&machine, &["daemon", "run"]).complained(1);
+    let errors = run(&machine, &["daemon", "run"]).stderr(1);
     assert!(
         errors.contains("Cannot connect to the Docker daemon") && errors.contains("mesh watch: "),
         "{errors}"
@@ -75,12 +74,12 @@ fn it_fails_without_docker_so_that_it_is_started_anew() {
 }
 
 #[test]
-fn passwords_and_keys_are_made_before_anything_is_built() {
+fn secrets_are_created_before_the_build() {
     let machine = machine();
-    run(&machine, &["up"]).said();
-    run(&machine, &["down"]).said();
+    run(&machine, &["up"]).stdout();
+    run(&machine, &["down"]).stdout();
     machine.program("programs/launchctl", "");
-    run(&machine, &["daemon", "install", "--launchd"]).said();
+    run(&machine, &["daemon", "install", "--launchd"]).stdout();
     let calls =
         ["up --build --detach --wait", "stop", "build"].map(|call| format!("{COMPOSE} {call}"));
     assert_eq!(machine.calls("docker"), calls);

@@ -1,5 +1,5 @@
-//! `construct daemon` with `--launchd`, as it is on macOS, with a script in the place of
-//! `launchctl`. What launchd itself does with the file no test says.
+//! `construct daemon` with `--launchd`, as on macOS, with a fake `launchctl`. What launchd itself
+//! does with the file is not tested.
 
 use std::{
     fs::{self, File},
@@ -10,12 +10,12 @@ use std::{
 use rustix::process::getuid;
 
 use crate::{
-    Done, Machine,
-    daemon::{Service, end},
+    Finished, Machine,
+    daemon::{Service, wait},
     read,
 };
 
-/// What launchd has read it keeps in a file.
+/// The loaded agent is stored in a file.
 const LAUNCHCTL: &str = r#"
 case $1:$2 in
 print:gui/*/*) [ -e "$here/loaded" ] || { echo 'Could not find service' >&2; exit 113; } ;;
@@ -41,13 +41,13 @@ fn agent(machine: &Machine) -> PathBuf {
     machine.path("Library/LaunchAgents/construct.mesh.plist")
 }
 
-/// What launchd was told, without what it was only asked.
-fn told(machine: &Machine) -> Vec<String> {
+/// The calls of launchctl without queries.
+fn changes(machine: &Machine) -> Vec<String> {
     machine.calls("launchctl").into_iter().filter(|call| !call.starts_with("print ")).collect()
 }
 
-/// What it is told to begin with.
-fn begun(machine: &Machine) -> [String; 2] {
+/// The calls that load the agent.
+fn load_calls(machine: &Machine) -> [String; 2] {
     let domain = format!("gui/{}", getuid().as_raw());
     [
         format!("enable {domain}/construct.mesh"),
@@ -55,19 +55,19 @@ fn begun(machine: &Machine) -> [String; 2] {
     ]
 }
 
-fn ended() -> String {
+fn unload_call() -> String {
     format!("bootout gui/{}/construct.mesh", getuid().as_raw())
 }
 
 #[test]
-fn what_is_installed_is_written_started_and_removed_again() {
+fn install_writes_and_loads_the_agent_and_uninstall_removes_it() {
     let machine = machine();
     let agent = agent(&machine);
-    let said = machine.run(&["daemon", "install", "--launchd"]).said();
-    assert!(said.contains(&format!("written    {}\n", agent.display())), "{said}");
-    assert!(said.contains("now and at each log-in"), "{said}");
+    let output = machine.run(&["daemon", "install", "--launchd"]).stdout();
+    assert!(output.contains(&format!("written    {}\n", agent.display())), "{output}");
+    assert!(output.contains("now and at each log-in"), "{output}");
     assert_eq!(machine.calls("dev"), ["build"]);
-    assert_eq!(told(&machine), begun(&machine));
+    assert_eq!(changes(&machine), load_calls(&machine));
     let text = read(&agent);
     for part in [
         format!(
@@ -91,81 +91,85 @@ fn what_is_installed_is_written_started_and_removed_again() {
         assert!(text.contains(&part), "{part}: {text}");
     }
 
-    // Again, while it waits for its next try: it is begun anew.
+    // Again, while launchd waits for its next attempt: the agent is reloaded.
     fs::remove_file(machine.path("launchctl.calls")).unwrap();
-    let again = machine.run(&["daemon", "install", "--launchd"]).said();
+    let again = machine.run(&["daemon", "install", "--launchd"]).stdout();
     assert!(again.contains("unchanged  "), "{again}");
-    let [enabled, bootstrapped] = begun(&machine);
-    assert_eq!(told(&machine), [ended(), enabled, bootstrapped]);
+    let [enabled, bootstrapped] = load_calls(&machine);
+    assert_eq!(changes(&machine), [unload_call(), enabled, bootstrapped]);
 
-    // While it runs, which its lock says, it is not stopped for another file.
+    // A running mesh is not stopped for a new file.
     fs::remove_file(machine.path("launchctl.calls")).unwrap();
     fs::create_dir_all(machine.path("data/run")).unwrap();
     let running = File::create(machine.path("data/run/daemon")).unwrap();
     running.lock().unwrap();
-    let runs = machine.run(&["daemon", "install", "--launchd"]).said();
+    let runs = machine.run(&["daemon", "install", "--launchd"]).stdout();
     assert!(runs.contains("the mesh runs"), "{runs}");
     let mut other = machine.command(&["daemon", "install", "--launchd"]);
     let changed =
-        Done::of(other.env("CONSTRUCT_HOME", machine.path("other")).output().unwrap()).said();
+        Finished::from_output(other.env("CONSTRUCT_HOME", machine.path("other")).output().unwrap())
+            .stdout();
     assert!(
         changed.contains("replaced   ") && changed.contains("construct daemon stop"),
         "{changed}"
     );
-    assert!(told(&machine).is_empty());
+    assert!(changes(&machine).is_empty());
     drop(running);
 
-    let gone = machine.run(&["daemon", "uninstall", "--launchd"]).said();
+    let removed = machine.run(&["daemon", "uninstall", "--launchd"]).stdout();
     assert!(
-        gone.contains(&format!("the data stays in {}", machine.path("other").display())),
-        "{gone}"
+        removed.contains(&format!("the data stays in {}", machine.path("other").display())),
+        "{removed}"
     );
     assert!(!agent.exists());
-    assert_eq!(told(&machine), [ended()]);
-    assert_eq!(machine.run(&["daemon", "uninstall", "--launchd"]).said(), "nothing is installed\n");
+    assert_eq!(changes(&machine), [unload_call()]);
+    assert_eq!(
+        machine.run(&["daemon", "uninstall", "--launchd"]).stdout(),
+        "nothing is installed\n"
+    );
 }
 
 #[test]
-fn the_file_can_be_shown_or_only_written() {
+fn agent_file_is_printed_or_written_without_loading() {
     let machine = machine();
     let agent = agent(&machine);
-    let shown = machine.run(&["daemon", "install", "--print", "--launchd"]).said();
-    assert!(!agent.exists() && shown.starts_with("<?xml "), "{shown}");
-    let said = machine.run(&["daemon", "install", "--no-start", "--launchd"]).said();
-    assert!(said.contains("launchctl bootstrap gui/$(id -u) "), "{said}");
-    assert_eq!(shown, read(&agent), "what is shown can be put into a file");
+    let printed = machine.run(&["daemon", "install", "--print", "--launchd"]).stdout();
+    assert!(!agent.exists() && printed.starts_with("<?xml "), "{printed}");
+    let output = machine.run(&["daemon", "install", "--no-start", "--launchd"]).stdout();
+    assert!(output.contains("launchctl bootstrap gui/$(id -u) "), "{output}");
+    assert_eq!(printed, read(&agent), "the printed file is valid");
     assert!(machine.calls("launchctl").is_empty() && machine.calls("dev").is_empty());
-    // What macOS itself says of it, where it can be asked.
+    // The check of macOS, where available.
     if let Ok(done) = Command::new("plutil").arg("-lint").arg(&agent).output() {
-        Done::of(done).said();
+        Finished::from_output(done).stdout();
     }
 }
 
 #[test]
-fn a_file_of_somebody_else_is_left_alone_unless_that_is_wanted() {
+fn foreign_agent_file_is_replaced_only_with_force() {
     let machine = machine();
     let agent = agent(&machine);
     fs::create_dir_all(agent.parent().unwrap()).unwrap();
     fs::write(&agent, "<plist/>\n").unwrap();
     for command in ["install", "uninstall"] {
-        let refused = machine.run(&["daemon", command, "--launchd"]).complained(1);
+        let refused = machine.run(&["daemon", command, "--launchd"]).stderr(1);
         assert!(
-            refused.contains("construct.mesh.plist is there") && refused.contains("--force"),
+            refused.contains("construct.mesh.plist exists") && refused.contains("--force"),
             "{refused}"
         );
     }
-    assert!(machine.calls("dev").is_empty() && told(&machine).is_empty());
+    assert!(machine.calls("dev").is_empty() && changes(&machine).is_empty());
     assert_eq!(read(&agent), "<plist/>\n");
-    machine.run(&["daemon", "install", "--force", "--launchd"]).said();
+    machine.run(&["daemon", "install", "--force", "--launchd"]).stdout();
     assert!(read(&agent).contains("<key>KeepAlive</key>"));
 }
 
 #[test]
-fn what_launchd_refuses_is_told_and_without_it_the_file_can_be_removed() {
+fn launchd_errors_are_reported_and_uninstall_works_without_it() {
     let machine = machine();
     let agent = agent(&machine);
     fs::write(machine.path("refused"), "").unwrap();
-    let refused = machine.run(&["daemon", "install", "--launchd"]).complained(1);
+    let refused = machine.run(&["daemon", "install", "--launchd"]).stderr(1);
     assert!(
         refused.contains("launchctl bootstrap gui/") && refused.contains("Input/output error"),
         "{refused}"
@@ -176,9 +180,9 @@ fn what_launchd_refuses_is_told_and_without_it_the_file_can_be_removed() {
 
     let without = |arguments: &[&str]| {
         let mut command = machine.command(arguments);
-        Done::of(command.env("PATH", machine.path("config")).output().unwrap())
+        Finished::from_output(command.env("PATH", machine.path("config")).output().unwrap())
     };
-    let refused = without(&["daemon", "install", "--launchd"]).complained(1);
+    let refused = without(&["daemon", "install", "--launchd"]).stderr(1);
     assert!(
         refused.contains("there is no launchctl") && refused.contains("construct daemon run"),
         "{refused}"
@@ -188,37 +192,37 @@ fn what_launchd_refuses_is_told_and_without_it_the_file_can_be_removed() {
         status.code == Some(3) && status.output.contains("there is no launchctl"),
         "{status:?}"
     );
-    let gone = without(&["daemon", "uninstall", "--launchd"]);
-    assert!(gone.errors.contains("only the file is removed"), "{gone:?}");
-    gone.said();
+    let removed = without(&["daemon", "uninstall", "--launchd"]);
+    assert!(removed.errors.contains("only the file is removed"), "{removed:?}");
+    removed.stdout();
     assert!(!agent.exists());
 }
 
 #[test]
-fn what_launchd_started_it_forgets_before_it_ends() {
+fn stop_unloads_the_agent_before_the_daemon_ends() {
     let service = Service::new();
     let machine = &service.machine;
     machine.program("programs/launchctl", LAUNCHCTL);
-    machine.run(&["daemon", "install", "--launchd"]).said();
-    let run = service.begin();
-    assert_eq!(service.told(), "READY=1");
-    let status = machine.run(&["daemon", "status", "--launchd"]).said();
+    machine.run(&["daemon", "install", "--launchd"]).stdout();
+    let run = service.start();
+    assert_eq!(service.notification(), "READY=1");
+    let status = machine.run(&["daemon", "status", "--launchd"]).stdout();
     assert!(
         status.contains("agent    loaded\n") && status.contains(&format!("(process {})", run.id())),
         "{status}"
     );
     fs::write(machine.path("slow"), "").unwrap();
-    // From anywhere: where the data is, the file says.
+    // Works in any directory: the file names the data directory.
     let mut stop = machine.command(&["daemon", "stop", "--launchd"]);
     let stop = stop.env_remove("CONSTRUCT_DEV").env_remove("CONSTRUCT_HOME").current_dir("/");
-    let said = Done::of(stop.output().unwrap()).said();
+    let output = Finished::from_output(stop.output().unwrap()).stdout();
     assert!(
-        said.starts_with("the mesh has stopped; construct daemon install starts it again"),
-        "{said}"
+        output.starts_with("the mesh has stopped; construct daemon install starts it again"),
+        "{output}"
     );
-    assert_eq!(service.told(), "STOPPING=1");
-    end(run).said();
+    assert_eq!(service.notification(), "STOPPING=1");
+    wait(run).stdout();
     assert_eq!(service.calls(), ["build", "up --built", "watch", "down"]);
-    assert_eq!(told(machine).last(), Some(&ended()));
-    assert_eq!(machine.run(&["daemon", "stop", "--launchd"]).said(), "the daemon does not run\n");
+    assert_eq!(changes(machine).last(), Some(&unload_call()));
+    assert_eq!(machine.run(&["daemon", "stop", "--launchd"]).stdout(), "the daemon does not run\n");
 }

@@ -1,6 +1,5 @@
-//! What is kept of a log-in, and what commands do with it while neither gateway nor issuer is
-//! there. Logging in itself is tried against an issuer: `cli/src/login/tests.rs`, and `./dev
-//! clients`.
+//! Stored sessions, used without a gateway and an issuer. `cli/src/login/tests.rs` and `./dev
+//! clients` test the log-in with an issuer.
 
 use std::{
     fs::{self, OpenOptions},
@@ -10,9 +9,9 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{Done, Machine, read};
+use crate::{Finished, Machine, read};
 
-/// Keeps each secret in a file, and finds and removes it.
+/// Finds and removes secrets in files.
 const KEYRING: &str = r#"
 for item; do :; done
 case $1 in
@@ -29,97 +28,101 @@ fn session(refresh: Option<&str>, until: &str) -> String {
     session.to_string()
 }
 
-/// A context with which somebody has logged in. Nobody listens at its gateway, nor at the issuer.
-fn logged_in(machine: &Machine, place: &str, what: &str) {
+/// Writes a context with a log-in. Its gateway and its issuer are unreachable.
+fn write_context(machine: &Machine, location: &str, value: &str) {
     let login =
         json!({"issuer": "http://127.0.0.1:1", "client_id": "cli", "audience": "construct"});
-    let context = json!({"address": "http://127.0.0.1:1", place: what, "login": login});
+    let context = json!({"address": "http://127.0.0.1:1", location: value, "login": login});
     let file = json!({"current": "work", "contexts": {"work": context}}).to_string();
     fs::create_dir_all(machine.path("config/construct")).unwrap();
     let path = machine.path("config/construct/contexts.json");
     let mut options = OpenOptions::new();
-    let mut written =
+    let mut file_handle =
         options.write(true).create(true).truncate(true).mode(0o600).open(path).unwrap();
-    written.write_all(file.as_bytes()).unwrap();
+    file_handle.write_all(file.as_bytes()).unwrap();
 }
 
-fn kept(machine: &Machine) -> Value {
+fn stored_context(machine: &Machine) -> Value {
     let file: Value =
         serde_json::from_str(&read(&machine.path("config/construct/contexts.json"))).unwrap();
     file["contexts"]["work"].clone()
 }
 
 #[test]
-fn a_session_is_presented_while_it_lasts_and_said_to_be_over_after_that() {
+fn session_is_used_until_it_expires() {
     let machine = Machine::new();
-    logged_in(&machine, "key", &session(None, "2999-01-01T00:00:00Z"));
-    let listed = machine.run(&["context", "list"]).said();
+    write_context(&machine, "key", &session(None, "2999-01-01T00:00:00Z"));
+    let listed = machine.run(&["context", "list"]).stdout();
     assert!(listed.contains("log-in in the file") && !listed.contains("t0ken"), "{listed}");
-    let away = machine.run(&["task", "list"]).complained(3);
-    assert!(away.contains("the gateway cannot be reached"), "{away}");
+    let unreachable = machine.run(&["task", "list"]).stderr(3);
+    assert!(unreachable.contains("the gateway cannot be reached"), "{unreachable}");
 
-    logged_in(&machine, "key", &session(None, "2020-01-01T00:00:00Z"));
-    let over = machine.run(&["task", "list"]).complained(1);
+    write_context(&machine, "key", &session(None, "2020-01-01T00:00:00Z"));
+    let expired = machine.run(&["task", "list"]).stderr(1);
     assert!(
-        over.contains("the log-in of work is over")
-            && over.contains("construct login --context work"),
-        "{over}"
+        expired.contains("the log-in of work has expired")
+            && expired.contains("construct login --context work"),
+        "{expired}"
     );
-    // What can be renewed is not over because the issuer is away.
-    logged_in(&machine, "key", &session(Some("refr3sh"), "2020-01-01T00:00:00Z"));
-    let away = machine.run(&["task", "list"]).complained(3);
-    assert!(away.contains("the issuer cannot be reached") && !away.contains("refr3sh"), "{away}");
-    // A key goes before it, and nothing is renewed then.
+    // A renewable session does not expire because the issuer is unreachable.
+    write_context(&machine, "key", &session(Some("refr3sh"), "2020-01-01T00:00:00Z"));
+    let unreachable = machine.run(&["task", "list"]).stderr(3);
+    assert!(
+        unreachable.contains("the issuer cannot be reached") && !unreachable.contains("refr3sh"),
+        "{unreachable}"
+    );
+    // A key has priority; the session is not renewed then.
     let by_key =
         machine.command(&["task", "list"]).env("CONSTRUCT_KEY", "ct_other").output().unwrap();
-    let by_key = Done::of(by_key).complained(3);
+    let by_key = Finished::from_output(by_key).stderr(3);
     assert!(by_key.contains("the gateway cannot be reached"), "{by_key}");
-    logged_in(&machine, "key", "what no log-in has written");
-    let again = machine.run(&["task", "list"]).complained(2);
+    write_context(&machine, "key", "not a written session");
+    let invalid = machine.run(&["task", "list"]).stderr(2);
     assert!(
-        again.contains("construct login --context work") && !again.contains("written"),
-        "{again}"
+        invalid.contains("construct login --context work") && !invalid.contains("written"),
+        "{invalid}"
     );
 }
 
 #[test]
-fn a_log_out_forgets_the_session_wherever_it_lies() {
+fn logout_deletes_the_session_from_file_and_keyring() {
     let machine = Machine::new();
     let session = session(Some("refr3sh"), "2999-01-01T00:00:00Z");
-    logged_in(&machine, "key", &session);
+    write_context(&machine, "key", &session);
     let out = machine.run(&["logout"]);
-    assert!(out.errors.contains("warning: the issuer is not told"), "{out:?}");
-    assert_eq!(out.said(), "logged out of work\n");
-    assert_eq!(kept(&machine), json!({"address": "http://127.0.0.1:1"}));
-    let nobody = machine.run(&["logout"]).complained(2);
-    assert!(nobody.contains("nobody is logged in with the context work"), "{nobody}");
+    assert!(out.errors.contains("warning: the session is not revoked"), "{out:?}");
+    assert_eq!(out.stdout(), "logged out of work\n");
+    assert_eq!(stored_context(&machine), json!({"address": "http://127.0.0.1:1"}));
+    let repeated = machine.run(&["logout"]).stderr(2);
+    assert!(repeated.contains("the context work has no log-in"), "{repeated}");
 
     machine.program("programs/secret-tool", KEYRING);
     fs::write(machine.path("secret.i"), &session).unwrap();
-    logged_in(&machine, "keyring", "i");
-    assert!(machine.run(&["context", "list"]).said().contains("log-in in the keyring"));
-    machine.run(&["task", "list"]).complained(3);
-    machine.run(&["logout"]).said();
+    write_context(&machine, "keyring", "i");
+    assert!(machine.run(&["context", "list"]).stdout().contains("log-in in the keyring"));
+    machine.run(&["task", "list"]).stderr(3);
+    machine.run(&["logout"]).stdout();
     assert!(!machine.path("secret.i").exists());
-    assert_eq!(kept(&machine), json!({"address": "http://127.0.0.1:1"}));
+    assert_eq!(stored_context(&machine), json!({"address": "http://127.0.0.1:1"}));
 }
 
 #[test]
-fn who_cannot_log_in_is_told_why_and_nothing_is_changed() {
+fn failed_login_reports_the_reason_and_changes_nothing() {
     let machine = Machine::new();
-    let nowhere = machine.run(&["login"]).complained(2);
+    let no_context = machine.run(&["login"]).stderr(2);
     assert!(
-        nowhere.contains("no context is used") && nowhere.contains("construct context add"),
-        "{nowhere}"
+        no_context.contains("no context is selected")
+            && no_context.contains("construct context add"),
+        "{no_context}"
     );
-    machine.run(&["context", "add", "work", "--address", "http://127.0.0.1:1"]).said();
-    let away = machine.run(&["login"]).complained(3);
-    assert!(away.contains("the gateway cannot be reached"), "{away}");
-    let other = machine.run(&["--gateway", "http://127.0.0.1:2", "login"]).complained(2);
-    assert!(other.contains("the context work is of http://127.0.0.1:1"), "{other}");
+    machine.run(&["context", "add", "work", "--address", "http://127.0.0.1:1"]).stdout();
+    let unreachable = machine.run(&["login"]).stderr(3);
+    assert!(unreachable.contains("the gateway cannot be reached"), "{unreachable}");
+    let other = machine.run(&["--gateway", "http://127.0.0.1:2", "login"]).stderr(2);
+    assert!(other.contains("the context work is for http://127.0.0.1:1"), "{other}");
 
-    machine.run(&["context", "add", "socket", "--address", "unix:/nowhere"]).said();
-    let socket = machine.run(&["login", "--context", "socket"]).complained(2);
+    machine.run(&["context", "add", "socket", "--address", "unix:/nowhere"]).stdout();
+    let socket = machine.run(&["login", "--context", "socket"]).stderr(2);
     assert!(socket.contains("is the operator"), "{socket}");
     let add = [
         "context",
@@ -131,8 +134,8 @@ fn who_cannot_log_in_is_told_why_and_nothing_is_changed() {
         "--keyring",
         "never",
     ];
-    machine.run_with(&add, "ct_0123456789\n").said();
-    let keyed = machine.run(&["login"]).complained(2);
+    machine.run_with(&add, "ct_0123456789\n").stdout();
+    let keyed = machine.run(&["login"]).stderr(2);
     assert!(keyed.contains("the context work has an API key"), "{keyed}");
-    assert_eq!(kept(&machine)["key"], "ct_0123456789");
+    assert_eq!(stored_context(&machine)["key"], "ct_0123456789");
 }

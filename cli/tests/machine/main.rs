@@ -1,6 +1,6 @@
-//! What the command line does with the person's machine: systemd, launchd, the keyring, the mesh's
-//! script. All three are programs of the test's own.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
+//! Tests of the CLI with the user's machine: systemd, launchd, the keyring and the mesh's script.
+//! All of them are fake programs.
+#![expect(clippy::unwrap_used, reason = "a panic fails the test with its cause")]
 
 mod containers;
 mod daemon;
@@ -19,7 +19,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A machine: folders for a person's files, for a checkout and for programs.
+/// A fake machine: directories for the user's files, a checkout and programs.
 struct Machine {
     folder: TempDir,
 }
@@ -37,8 +37,8 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A program that writes down how it is called, in `NAME.calls`, and then does what `script`
-    /// says, with `$here` for the machine's folder.
+    /// Creates a program that records its calls in `NAME.calls` and runs `script`. `$here` is the
+    /// machine's directory.
     fn program(&self, name: &str, script: &str) {
         let path = self.path(name);
         let here = self.folder.path().display();
@@ -49,20 +49,20 @@ impl Machine {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
     }
 
-    /// How a program was called.
+    /// The recorded calls of a program.
     fn calls(&self, name: &str) -> Vec<String> {
         let text = fs::read_to_string(self.path(&format!("{name}.calls"))).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// The command with the machine's folders, and its programs before those of the system.
+    /// The command with the machine's directories, and its programs before those of the system.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_construct"));
-        self.furnish(&mut command).args(arguments);
+        self.set_environment(&mut command).args(arguments);
         command
     }
 
-    fn furnish<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    fn set_environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
             .env_clear()
             .env("PATH", format!("{}:/usr/bin:/bin", self.path("programs").display()))
@@ -76,41 +76,45 @@ impl Machine {
             .stderr(Stdio::piped())
     }
 
-    fn run(&self, arguments: &[&str]) -> Done {
-        Done::of(self.command(arguments).output().unwrap())
+    fn run(&self, arguments: &[&str]) -> Finished {
+        Finished::from_output(self.command(arguments).output().unwrap())
     }
 
-    fn run_with(&self, arguments: &[&str], input: &str) -> Done {
+    fn run_with(&self, arguments: &[&str], input: &str) -> Finished {
         let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        Done::of(child.wait_with_output().unwrap())
+        Finished::from_output(child.wait_with_output().unwrap())
     }
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
-struct Done {
+struct Finished {
     code: Option<i32>,
     output: String,
     errors: String,
 }
 
-impl Done {
-    fn of(done: Output) -> Self {
+impl Finished {
+    fn from_output(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Self { code: done.status.code(), output: text(done.stdout), errors: text(done.stderr) }
+        Self {
+            code: output.status.code(),
+            output: text(output.stdout),
+            errors: text(output.stderr),
+        }
     }
 
-    /// What it printed, when it succeeded.
+    /// Its standard output. It must have succeeded.
     #[track_caller]
-    fn said(self) -> String {
+    fn stdout(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
         self.output
     }
 
-    /// What it complained about, when it failed so.
+    /// Its standard error. It must have failed with this exit code.
     #[track_caller]
-    fn complained(self, code: i32) -> String {
+    fn stderr(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
         self.errors
     }

@@ -366,7 +366,7 @@ fn suspended_script(task: &StoredTask, step: &Step, approvals: &[StoredApproval]
             since: task.phase_since,
             deadline: Some(expires_at),
             next: Some(task.state.next_wake.unwrap_or(expires_at)),
-            released_by: "the subtasks, by ending their turns (`construct why` says what each waits for); a person, by cancelling; at the \
+            released_by: "the subtasks, by ending their turns (`construct explain` says what each waits for); a person, by cancelling; at the \
                           deadline the script continues without them"
                 .to_owned(),
         };

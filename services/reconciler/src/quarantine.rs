@@ -1,4 +1,4 @@
-//! Quarantines tasks that fail to reconcile, with the reason (`construct why`). Retrying them
+//! Quarantines tasks that fail to reconcile, with the reason (`construct explain`). Retrying them
 //! without end would only fill the log.
 
 use construct_domain::{OrganizationId, TaskId};

@@ -101,9 +101,9 @@ async fn pinned_facts_are_added_listed_and_removed() {
                 &format!("task unpin {task} Ann"),
                 "",
                 1,
-                &["nothing is pinned as Ann", "hint: construct task get"],
+                &["there is no pinned fact Ann", "hint: construct task get"],
             ),
-            (&format!("task unpin {task} 4"), "", 1, &["nothing is pinned as 4"]),
+            (&format!("task unpin {task} 4"), "", 1, &["there is no pinned fact 4"]),
             (
                 &format!("task unpin {task} 2"),
                 "",
@@ -147,8 +147,8 @@ async fn conversation_is_rewound_edited_and_forked() {
     check(
         &mesh,
         &[
-            (&format!("message list {task} --superseded"), "", 0, &["put aside", "3: three"]),
-            (&format!("message get {three}"), "", 0, &["put aside:", "three"]),
+            (&format!("message list {task} --superseded"), "", 0, &["superseded", "3: three"]),
+            (&format!("message get {three}"), "", 0, &["superseded:", "three"]),
             (&format!("task rewind {task} {three}"), "", 1, &["not in the transcript"]),
             (&format!("task rewind {task} {NO_MESSAGE}"), "", 1, &["not found", NO_MESSAGE]),
             (&format!("task rewind {task} nonsense"), "", 2, &["- message: "]),
@@ -164,7 +164,7 @@ async fn conversation_is_rewound_edited_and_forked() {
         &format!("message edit {two}"),
         "deux",
         0,
-        &["replaces:", two, "waits for its turn", "deux"],
+        &["replaces:", two, "queued", "deux"],
     )
     .await;
     let said = wait_for_messages(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
@@ -253,7 +253,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
                 &format!("deadletter show {first}"),
                 "",
                 0,
-                &["CONSTRUCT_TASK", &subject, kind, "given up:", "reason:"],
+                &["CONSTRUCT_TASK", &subject, kind, "time:", "reason:"],
             ),
             (&format!("deadletter show {first} -o json"), "", 0, &["\"redrivable\": true", kind]),
             ("deadletter show nonsense", "", 2, &["LETTER"]),
@@ -386,7 +386,7 @@ async fn scheduled_messages_are_sent_and_their_runs_listed() {
     let task = id_of(&run(&mesh, "task create --title Job -o json", "", 0, &[]).await.json());
     let at = Timestamp::now() + Duration::from_secs(5);
     let soon = format!("schedule create soon --task {task} --at {at} --interrupt -");
-    run(&mesh, &soon, "Go on.", 0, &[&task, "are made up for by one", "Go on."]).await;
+    run(&mesh, &soon, "Go on.", 0, &[&task, "one run for all", "Go on."]).await;
     let conversation = mesh.client().unwrap().conversation(&task);
     conversation
         .wait_for_task("the scheduled message to be answered", |_, status| {

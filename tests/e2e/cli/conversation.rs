@@ -216,7 +216,7 @@ async fn terminal_is_restored_however_the_conversation_ends() {
         person.wait_for_text("AUTHENTICATION: the key is refused").await;
         person.type_line("/nonsense").await;
         person.wait_for_text("✗ there is no command /nonsense; /help lists them").await;
-        person.type_line("/why").await;
+        person.type_line("/explain").await;
         person
             .wait_for_text("The task waits for a message from a user; the last turn has failed.")
             .await;

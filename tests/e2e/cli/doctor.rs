@@ -65,7 +65,7 @@ async fn doctor_reports_deployment_faults_with_remedies() {
         .await
         .unwrap();
     let dead = wait_for_finding(&mesh, "nats.dead", Severity::Warning, "dead letters: 1").await;
-    assert!(dead.remedy.contains("construct dead list"), "{dead:?}");
+    assert!(dead.remedy.contains("construct deadletter list"), "{dead:?}");
 
     // A task that cannot be reconciled.
     mesh.database.corrupt_task(task, true).await;

@@ -150,7 +150,7 @@ async fn cli_scans_and_follows_a_repository() {
     let nothing = construct(&mesh, &["scan", "octo/ledger", "--model", "n"], "").await;
     assert_eq!(nothing.code(), 0, "{nothing:?}");
     assert_eq!(
-        nothing.output, "nothing in this repository would make a good tool\n",
+        nothing.output, "the scan found no candidates in this repository\n",
         "{nothing:?}"
     );
     assert_eq!(github.complaints(), Vec::<String>::new());
@@ -193,7 +193,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
         &format!("scan cancel {scan} --reason 'not now'"),
         "",
         0,
-        &[&scan, "cancel:", "is asked for"],
+        &[&scan, "cancel:", "requested"],
     )
     .await;
     let done = job.wait().await;
@@ -231,7 +231,7 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
             ),
             (&format!("{review} --show nobody"), "", 2, &["no candidate nobody"]),
             (&format!("{review} --accept nobody"), "", 2, &["no candidate nobody"]),
-            (&tools, "", 0, &["nothing is left to hand over"]),
+            (&tools, "", 0, &["no accepted candidates to hand over"]),
             (&format!("{review} --edit sum"), "", 2, &["--with"]),
             (
                 &format!("{review} --edit sum --with -"),
@@ -267,7 +267,7 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
             (&format!("{tools} --candidate nobody"), "", 2, &["no candidate nobody"]),
             (&format!("{tools} --candidate sum"), "", 1, &["accepted"]),
             (&tools, "", 0, &["1 candidate handed over as "]),
-            (&tools, "", 0, &["nothing is left to hand over"]),
+            (&tools, "", 0, &["no accepted candidates to hand over"]),
             (&format!("{review} --reject month"), "", 1, &["handed over"]),
             (&review, "", 0, &["month", "handed over", "rejected"]),
         ],
@@ -280,7 +280,7 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
             .await;
     let commits =
         format!("{} → {}: 0 files added, 0 removed, 1 changed", &first[..12], &second[..12]);
-    let compared = ["  ~ README.md", "candidates new: new", "candidates gone: month"];
+    let compared = ["  ~ README.md", "candidates new: new", "candidates removed: month"];
     let parts: Vec<&str> = [commits.as_str()].into_iter().chain(compared).collect();
     run(&mesh, &format!("scan compare {scan} {later}"), "", 0, &parts).await;
     let json = run(&mesh, &format!("scan compare {scan} {later} -o json"), "", 0, &[]).await.json();

@@ -88,7 +88,7 @@ fn failed_result(
     };
     let reason: String = chain(error).chars().take(MAX_REASON_CHARS).collect();
     let message = format!(
-        "a worker could not read the command, which is now a dead letter (`construct dead list`): {reason}"
+        "a worker could not read the command, which is now a dead letter (`construct deadletter list`): {reason}"
     );
     // If only the payload could not be fetched, another command may succeed. It counts as a call,
     // so that the attempts end.
