@@ -114,7 +114,7 @@ async fn started_call_is_compared_on_replay() {
         second.clone_into(&mut world.command.calls[0].code);
         let results = world.run_to_completion().await;
         let what =
-            format!("call 1 was execute_command when the script ran first, and is {now} when");
+            format!("call 1 was execute_command in the first run of the script, and is {now} in");
         assert!(results[0].error.contains(&what), "{results:?}");
         assert!(
             results[0].error.contains("may or may not have had their effect: #1 execute_command."),

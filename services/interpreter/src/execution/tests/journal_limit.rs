@@ -30,11 +30,12 @@ async fn journal_limit_counts_the_same_on_resume() {
     assert_eq!(before, [30_000; 3]);
     let after: Vec<_> = after.iter().map(|error| error.as_str().expect("an error")).collect();
     assert!(
-        after[0]
-            .starts_with("JournalLimitExceeded: read_file was made, but its result of 30002 bytes"),
+        after[0].starts_with(
+            "JournalLimitExceeded: read_file was called, but its result of 30002 bytes"
+        ),
         "{after:?}"
     );
-    assert!(after[9].starts_with("JournalLimitExceeded: read_file was not made"), "{after:?}");
+    assert!(after[9].starts_with("JournalLimitExceeded: read_file was not called"), "{after:?}");
     assert_eq!((after[10], world.file("late")), ("JournalLimitExceeded", None));
     // A further run gets every answer from the journal.
     assert_eq!(world.run_to_completion().await, results);
