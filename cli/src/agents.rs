@@ -15,7 +15,7 @@ const VARIABLE: &str = "CONSTRUCT_AGENT";
 /// All agents, sorted by name.
 ///
 /// # Errors
-/// What the gateway fails with.
+/// The error of the gateway.
 pub(crate) async fn all(gateway: &Gateway) -> Result<Vec<Agent>, Failure> {
     page::all("name asc", |page| async move {
         let request = ListAgentsRequest { page: Some(page), filter: None };

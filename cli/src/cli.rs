@@ -145,28 +145,28 @@ impl Cli {
     /// # Errors
     /// When the command fails.
     pub(crate) async fn run(self) -> Result<Exit, Failure> {
-        let done = |()| Exit::Completed;
+        let completed = |()| Exit::Completed;
         let Self { gateway, context, organization, tls, color, command } = self;
         let command = match command {
-            Command::Context(command) => return command.run(organization, tls).map(done),
+            Command::Context(command) => return command.run(organization, tls).map(completed),
             Command::Daemon(command) => return Box::pin(command.run()).await,
             Command::Up => return mesh::dev("up"),
             Command::Down => return mesh::dev("down"),
             Command::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Self::command(), "construct", &mut script);
-                return output::print(&String::from_utf8_lossy(&script)).map(done);
+                return output::print(&String::from_utf8_lossy(&script)).map(completed);
             }
             Command::Version => {
                 return output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n"))
-                    .map(done);
+                    .map(completed);
             }
             command => command,
         };
         let target = TargetArgs { gateway, context, organization, tls };
         let command = match command {
-            Command::Login(args) => return Box::pin(args.run(target)).await.map(done),
-            Command::Logout => return Box::pin(login::logout(target)).await.map(done),
+            Command::Login(args) => return Box::pin(args.run(target)).await.map(completed),
+            Command::Logout => return Box::pin(login::logout(target)).await.map(completed),
             command => command,
         };
         let gateway = Box::pin(login::gateway(target)).await?;
@@ -174,34 +174,34 @@ impl Cli {
             Command::New(args) => Box::pin(conversation::new(args, gateway, color)).await,
             Command::Resume(args) => Box::pin(conversation::resume(args, gateway, color)).await,
             Command::Exec(args) => Box::pin(exec::exec(args, gateway, color)).await,
-            Command::Agent(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Task(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Approval(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Message(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Model(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Budget(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(done),
-            Command::Usage(args) => Box::pin(args.run(&gateway)).await.map(done),
-            Command::Quota(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Schedule(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Agent(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Task(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Approval(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Message(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Model(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Budget(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(completed),
+            Command::Usage(args) => Box::pin(args.run(&gateway)).await.map(completed),
+            Command::Quota(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Schedule(command) => Box::pin(command.run(&gateway)).await.map(completed),
             Command::Scan(args) => Box::pin(args.run(&gateway)).await,
-            Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::State(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::File(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Member(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Invitation(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Key(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Audit(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(done),
-            Command::DeadLetter(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::State(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::File(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Token(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Member(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Invitation(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Key(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Audit(command) => Box::pin(command.run(&gateway)).await.map(completed),
+            Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(completed),
+            Command::DeadLetter(command) => Box::pin(command.run(&gateway)).await.map(completed),
             Command::Doctor(args) => Box::pin(args.run(&gateway, color)).await,
             Command::Top(args) => Box::pin(args.run(&gateway, color)).await,
-            Command::Explain(args) => Box::pin(args.run(&gateway)).await.map(done),
-            Command::Events(args) => Box::pin(args.run(gateway, color)).await.map(done),
-            Command::Tap(args) => Box::pin(args.run(color)).await.map(done),
+            Command::Explain(args) => Box::pin(args.run(&gateway)).await.map(completed),
+            Command::Events(args) => Box::pin(args.run(gateway, color)).await.map(completed),
+            Command::Tap(args) => Box::pin(args.run(color)).await.map(completed),
             // Handled above: these need no gateway, or no caller.
             Command::Context(_)
             | Command::Login(_)

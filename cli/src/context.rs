@@ -272,11 +272,11 @@ impl LoginContext {
     pub(crate) fn find(name: Option<&str>) -> Result<Self, Failure> {
         let path = path()?;
         let all = Contexts::read(&path)?;
-        let found = match name {
+        let selected = match name {
             Some(name) => Some((name.to_owned(), all.get(name)?)),
             None => all.current(),
         };
-        let (name, Context { address, tls, .. }) = found.ok_or_else(|| {
+        let (name, Context { address, tls, .. }) = selected.ok_or_else(|| {
             Failure::usage("no context is selected; a log-in is stored in a context")
                 .hint("add one: construct context add work --address https://construct.example.com")
         })?;
@@ -534,8 +534,8 @@ impl Key {
     /// When the keyring cannot be read, or has lost it.
     fn get(self, kind: &str, name: &str) -> Result<Option<String>, Failure> {
         let Some(item) = self.item else { return Ok(self.text) };
-        let found = Keyring::find().and_then(|keyring| keyring.get(&item));
-        let key = found.map_err(|reason| {
+        let secret = Keyring::find().and_then(|keyring| keyring.get(&item));
+        let key = secret.map_err(|reason| {
             Failure::failed(format!("the keyring does not return the {kind} of {name}: {reason}"))
         })?;
         let remedy = match kind {

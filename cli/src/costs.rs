@@ -67,7 +67,7 @@ pub(crate) struct CostsArgs {
 
 impl CostsArgs {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let request = GetCostsRequest {
             group: self.by.map_or(CostGroup::Unspecified, CostGroup::from).into(),

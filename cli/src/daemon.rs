@@ -98,15 +98,15 @@ impl DaemonArgs {
     /// When the command fails.
     pub(crate) async fn run(self) -> Result<Exit, Failure> {
         let launchd = self.launchd || cfg!(target_os = "macos");
-        let done = |()| Exit::Completed;
+        let completed = |()| Exit::Completed;
         match self.command {
-            DaemonCommand::Install(args) if launchd => args.run_launchd().map(done),
-            DaemonCommand::Install(args) => args.run_systemd().map(done),
-            DaemonCommand::Uninstall(args) if launchd => args.run_launchd().map(done),
-            DaemonCommand::Uninstall(args) => args.run_systemd().map(done),
+            DaemonCommand::Install(args) if launchd => args.run_launchd().map(completed),
+            DaemonCommand::Install(args) => args.run_systemd().map(completed),
+            DaemonCommand::Uninstall(args) if launchd => args.run_launchd().map(completed),
+            DaemonCommand::Uninstall(args) => args.run_systemd().map(completed),
             DaemonCommand::Run => run::run(&MeshPaths::find()?).await,
-            DaemonCommand::Stop if launchd => stop_launchd().await.map(done),
-            DaemonCommand::Stop => stop_systemd().await.map(done),
+            DaemonCommand::Stop if launchd => stop_launchd().await.map(completed),
+            DaemonCommand::Stop => stop_systemd().await.map(completed),
             DaemonCommand::Status => status(launchd),
         }
     }

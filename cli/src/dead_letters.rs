@@ -53,7 +53,7 @@ pub(crate) enum DeadLetterCommand {
 
 impl DeadLetterCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List { limit, after, output } => output.list(&list(gateway, limit, after).await?),

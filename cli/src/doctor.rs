@@ -23,7 +23,7 @@ impl DoctorArgs {
     /// Prints the findings of the gateway. Problems make the command fail; warnings do not.
     ///
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway, color: Color) -> Result<Exit, Failure> {
         let diagnosis = call(gateway.diagnosis().diagnose(DiagnoseRequest {})).await?;
         let colored = color.applies(std::io::IsTerminal::is_terminal(&std::io::stdout()));

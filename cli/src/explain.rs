@@ -22,7 +22,7 @@ pub(crate) struct ExplainArgs {
 
 impl ExplainArgs {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let explanation =
             call(gateway.tasks().explain_task(ExplainTaskRequest { task: self.task })).await?;

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 /// The hint when the gateway does not answer.
-const UNREACHABLE_HINT: &str = "is the mesh running? `construct up` (or ./dev up) starts it; --gateway or CONSTRUCT_GATEWAY_URL says where it is";
+const UNREACHABLE_HINT: &str = "is the mesh running? `construct up` (or ./dev up) starts it; set its address with --gateway or CONSTRUCT_GATEWAY_URL";
 
 /// The exit codes in `--help`.
 pub(crate) const EXIT_CODES: &str = "\

@@ -34,7 +34,7 @@ impl ListArgs {
     /// Gets pages with `page` up to the limit.
     ///
     /// # Errors
-    /// What `page` fails with.
+    /// The error of `page`.
     pub(crate) async fn collect<T, F>(
         &self,
         mut page: impl FnMut(PageRequest) -> F,
@@ -64,7 +64,7 @@ impl ListArgs {
 /// Gets a whole list, in its default order or `order_by`.
 ///
 /// # Errors
-/// What `page` fails with.
+/// The error of `page`.
 pub(crate) async fn all<T, F>(
     order_by: &str,
     page: impl FnMut(PageRequest) -> F,

@@ -66,11 +66,11 @@ pub(crate) fn distance(a: Timestamp, b: Timestamp) -> String {
 
 /// Formats a time relative to now: `5s ago`, `in 3m`, `now`.
 pub(crate) fn relative(time: Timestamp, now: Timestamp) -> String {
-    let away = distance(time, now);
+    let text = distance(time, now);
     match time.cmp(&now) {
-        _ if away == "0s" => "now".to_owned(),
-        std::cmp::Ordering::Less => format!("{away} ago"),
-        std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => format!("in {away}"),
+        _ if text == "0s" => "now".to_owned(),
+        std::cmp::Ordering::Less => format!("{text} ago"),
+        std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => format!("in {text}"),
     }
 }
 

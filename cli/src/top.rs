@@ -53,7 +53,7 @@ impl TopArgs {
     /// Shows the installation until `q` is pressed.
     ///
     /// # Errors
-    /// What the gateway fails with at first; later failures are shown on the screen. When the
+    /// The first error of the gateway; later failures are shown on the screen. When the
     /// terminal is gone.
     pub(crate) async fn run(self, gateway: &Gateway, color: Color) -> Result<Exit, Failure> {
         let first = fetch_overview(gateway, Duration::ZERO).await?;
@@ -117,7 +117,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A failure cannot be reported any more.
+        // A failure cannot be reported here.
         let _ = execute!(io::stdout(), Show, EnableLineWrap, LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
     }

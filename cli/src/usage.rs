@@ -78,7 +78,7 @@ pub(crate) struct UsageArgs {
 
 impl UsageArgs {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let filter = Filter {
             agent: self.agent,

@@ -17,7 +17,7 @@ pub(crate) struct WhoAmIArgs {
 
 impl WhoAmIArgs {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let me: WhoAmIResponse = call(gateway.organizations().who_am_i(WhoAmIRequest {})).await?;
         let role = me.role().as_str_name().trim_start_matches("ROLE_").to_lowercase();

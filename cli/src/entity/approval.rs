@@ -76,10 +76,10 @@ pub(crate) struct List {
 pub(crate) struct Decide {
     /// The approval's id.
     approval: String,
-    /// What the script is told when it may not, and whoever asks later.
+    /// A comment, recorded with the decision. The script gets it when the call is rejected.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     comment: String,
-    /// Refuse unless it is about arguments with this hash.
+    /// Refuse unless the arguments have this hash.
     #[arg(long, value_name = "HASH", default_value = "", hide_default_value = true)]
     arguments_hash: String,
     #[command(flatten)]
@@ -90,7 +90,7 @@ pub(crate) struct Decide {
 
 impl ApprovalCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List(args) => args.run(gateway).await,

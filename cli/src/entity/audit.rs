@@ -76,7 +76,7 @@ impl FilterArgs {
 
 impl AuditCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List { filter, list, output } => {

@@ -89,7 +89,7 @@ pub(crate) struct Update {
 
 impl BudgetCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(Create { limit, agent, task, write, output }) => {
@@ -160,7 +160,7 @@ pub(crate) enum Owner<'a> {
 /// Creates a budget if a limit is given.
 ///
 /// # Errors
-/// What the gateway fails with.
+/// The error of the gateway.
 pub(crate) async fn create(
     gateway: &Gateway,
     owner: Owner<'_>,

@@ -108,7 +108,7 @@ pub(crate) struct Update {
 
 impl FileCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Upload(args) => args.run(gateway).await,

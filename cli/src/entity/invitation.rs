@@ -57,7 +57,7 @@ pub(crate) enum InvitationCommand {
 
 impl InvitationCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create { email, role, expires, write, output } => {

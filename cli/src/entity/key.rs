@@ -192,7 +192,7 @@ fn proto_duration(duration: Duration) -> Option<prost_types::Duration> {
 
 impl KeyCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(Create { key, expires, output }) => {

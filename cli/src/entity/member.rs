@@ -51,7 +51,7 @@ pub(crate) enum MemberCommand {
 
 impl MemberCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List { list, output } => {

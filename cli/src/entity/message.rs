@@ -127,7 +127,7 @@ pub(crate) struct Edit {
 
 impl MessageCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => {

@@ -213,7 +213,7 @@ impl Fields {
 
 impl ModelCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,

@@ -214,7 +214,7 @@ fn read_variable(variable: &str) -> Result<String, Failure> {
 
 impl ModelProviderCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,

@@ -92,7 +92,7 @@ fn parse_dollars(text: &str) -> Result<Limit, String> {
 
 impl QuotaCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Get { id, output } => {

@@ -141,23 +141,23 @@ struct List {
 
 impl ScanArgs {
     /// # Errors
-    /// What the gateway fails with, or that the scan failed.
+    /// The error of the gateway, or the failure of the scan.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<Exit, Failure> {
-        let done = |()| Exit::Completed;
+        let completed = |()| Exit::Completed;
         match self.command {
             None => self.start.run(gateway).await,
             Some(ScanCommand::Get { scan, output }) => output
                 .entity(&call(gateway.scans().get_scan(GetScanRequest { scan })).await?)
-                .map(done),
-            Some(ScanCommand::List(args)) => args.run(gateway).await.map(done),
+                .map(completed),
+            Some(ScanCommand::List(args)) => args.run(gateway).await.map(completed),
             Some(ScanCommand::Watch { scan, output }) => {
                 watch::follow(gateway, &scan, output).await
             }
             Some(ScanCommand::Cancel { scan, reason, write, output }) => {
                 let request = CancelScanRequest { scan, reason, idempotency_key: write.key() };
-                output.entity(&call(gateway.scans().cancel_scan(request)).await?).map(done)
+                output.entity(&call(gateway.scans().cancel_scan(request)).await?).map(completed)
             }
-            Some(ScanCommand::Review(args)) => args.run(gateway).await.map(done),
+            Some(ScanCommand::Review(args)) => args.run(gateway).await.map(completed),
             Some(ScanCommand::CreateTools { scan, candidates, write, output }) => {
                 let candidates = review::ids(gateway, &scan, &candidates).await?;
                 let request = CreateToolsRequest { scan, candidates, idempotency_key: write.key() };
@@ -172,7 +172,7 @@ impl ScanArgs {
                         response.hand_over_id
                     )
                 };
-                output.message("construct.v1.CreateToolsResponse", &response, &text).map(done)
+                output.message("construct.v1.CreateToolsResponse", &response, &text).map(completed)
             }
             Some(ScanCommand::Compare { before, after, output }) => {
                 let request = CompareScansRequest { before, after };
@@ -183,9 +183,9 @@ impl ScanArgs {
                         &changes,
                         &describe_changes(&changes),
                     )
-                    .map(done)
+                    .map(completed)
             }
-            Some(ScanCommand::Connection(command)) => command.run(gateway).await.map(done),
+            Some(ScanCommand::Connection(command)) => command.run(gateway).await.map(completed),
         }
     }
 }

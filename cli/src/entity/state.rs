@@ -132,7 +132,7 @@ pub(crate) struct Restore {
 
 impl StateCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List { scope, output } => {

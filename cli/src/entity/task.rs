@@ -248,7 +248,7 @@ pub(crate) struct Update {
 
 impl TaskCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,

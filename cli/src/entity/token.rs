@@ -40,7 +40,7 @@ pub(crate) struct Create {
 
 impl TokenCommand {
     /// # Errors
-    /// What the gateway fails with.
+    /// The error of the gateway.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let Self::Create(Create { models, budget, expires, task, output }) = self;
         let request = CreateModelTokenRequest {

@@ -224,7 +224,7 @@ mod tests {
         let wake = TaskWake {
             organization_id: "org".to_owned(),
             task_id: TASK.to_owned(),
-            reason: "a message came".to_owned(),
+            reason: "a message was created".to_owned(),
         };
         let message = message(
             &format!("construct.v1.cmd.task.wake.3.{TASK}"),
@@ -233,14 +233,14 @@ mod tests {
         );
         assert_eq!(
             text(&message, false),
-            r#"cmd.task.wake.3.task_…099a8057  TaskWake  reason="a message came""#
+            r#"cmd.task.wake.3.task_…099a8057  TaskWake  reason="a message was created""#
         );
         let full = text(&message, true);
         assert!(
             full.contains("    Nats-Msg-Id: 7\n    {\n      \"organizationId\": \"org\",\n"),
             "{full}"
         );
-        assert_eq!(message.json()["payload"]["reason"], "a message came");
+        assert_eq!(message.json()["payload"]["reason"], "a message was created");
     }
 
     #[test]

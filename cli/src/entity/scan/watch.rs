@@ -18,7 +18,7 @@ use crate::{
 /// Prints the scan's events until it ends, then its candidates.
 ///
 /// # Errors
-/// What the gateway fails with.
+/// The error of the gateway.
 pub(super) async fn follow(
     gateway: &Gateway,
     scan: &str,

@@ -14,7 +14,7 @@ const MAX_ATTEMPTS: u32 = 20;
 /// Pins a fact, unless it is pinned already.
 ///
 /// # Errors
-/// What the gateway fails with.
+/// The error of the gateway.
 pub(super) async fn pin(gateway: &Gateway, task: &str, fact: &str) -> Result<Task, Failure> {
     change(gateway, task, |facts| {
         let is_new = !facts.iter().any(|pinned| pinned == fact);
@@ -29,7 +29,7 @@ pub(super) async fn pin(gateway: &Gateway, task: &str, fact: &str) -> Result<Tas
 /// Unpins a fact.
 ///
 /// # Errors
-/// When it is not pinned; what the gateway fails with.
+/// When it is not pinned, or the gateway fails.
 pub(super) async fn unpin(gateway: &Gateway, task: &str, fact: &str) -> Result<Task, Failure> {
     let mut target: Option<String> = None;
     change(gateway, task, |facts| {
