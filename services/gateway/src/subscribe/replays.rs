@@ -8,7 +8,7 @@ use construct_bus::{Bookmark, Bus, Position, Replay, history};
 use construct_domain::{OrganizationId, TaskId};
 use tokio::sync::Semaphore;
 
-use crate::limit::{Holder, Limit, Share};
+use crate::limit::{Holder, Limit, Permit};
 
 /// Concurrent reads; further ones wait.
 const MAX_CONCURRENT_READS: usize = 4;
@@ -29,7 +29,7 @@ impl Default for Replays {
 
 impl Replays {
     /// Reads the retained progress of a task ([`Bus::replay_progress`]), and takes its size from
-    /// `answers`: the share is returned with the progress.
+    /// `answers`: the permit is released with the progress.
     pub(super) async fn read(
         &self,
         bus: &Bus,
@@ -38,14 +38,14 @@ impl Replays {
         task: TaskId,
         after: Option<Position>,
         from: Bookmark,
-    ) -> Result<(Replay, Option<Share>), history::Error> {
+    ) -> Result<(Replay, Option<Permit>), history::Error> {
         let _reading = self.reading.acquire().await;
         let replay = bus.replay_progress(organization, task, after, from).await?;
         if replay.bytes < UNCHARGED_BYTES {
             return Ok((replay, None));
         }
-        match answers.take(Holder::Organization(organization), replay.bytes) {
-            Ok(share) => Ok((replay, Some(share))),
+        match answers.acquire(Holder::Organization(organization), replay.bytes) {
+            Ok(permit) => Ok((replay, Some(permit))),
             Err(_) => {
                 tracing::warn!(%task, bytes = replay.bytes, "retained progress is omitted: unread answers use up the limit");
                 Ok((Replay { events: Vec::new(), ..replay }, None))

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     api::Backend,
     events,
-    limit::{Holder, Limit, Share},
+    limit::{Holder, Limit, Permit},
     metrics::ActiveSubscription,
     status,
 };
@@ -47,7 +47,7 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What goes to the client.
 pub(super) enum Item {
-    /// With the cursor after it. Copied only for its client: other subscribers may share it.
+    /// With the cursor after it. Copied only for its client: other subscribers may permit it.
     Event(Arc<Event>, Cursor),
     /// The stream is complete.
     End,
@@ -65,9 +65,9 @@ pub(super) struct Subscription {
     /// The organization's limit of unread answers.
     pub(super) answers: Limit,
     /// Charged for progress that is not sent yet.
-    pub(super) progress: Option<Share>,
+    pub(super) progress: Option<Permit>,
     /// Charged for records that are not sent yet.
-    pub(super) records: Option<Share>,
+    pub(super) records: Option<Permit>,
     /// The scopes of the caller.
     pub(super) scopes: Arc<[Scope]>,
     /// The task is deleted already: no further events will follow.
@@ -144,15 +144,15 @@ impl Subscription {
             Action::ReadRecords(after) => {
                 self.wait_until_sent().await?;
                 self.records = None;
-                let mut share = self.reserve_page().await?;
+                let mut permit = self.reserve_page().await?;
                 let store = &self.backend.store;
                 let stored = read_with_retries(|| {
                     store.events_after(stream, after, PAGE_RECORDS, PAGE_BYTES)
                 })
                 .await?;
                 let bytes: usize = stored.iter().map(|event| event.payload.len()).sum();
-                share.shrink(PAGE_RESERVATION_BYTES.saturating_sub(bytes));
-                self.records = Some(share);
+                permit.shrink(PAGE_RESERVATION_BYTES.saturating_sub(bytes));
+                self.records = Some(permit);
                 let records: Result<Vec<Event>, _> = stored.iter().map(events::read).collect();
                 self.merge.on_records(
                     records.map_err(|error| {
@@ -180,7 +180,7 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Waits until the client has received everything so far. Its shares can then be released.
+    /// Waits until the client has received everything so far. Its permits can then be released.
     async fn wait_until_sent(&mut self) -> Result<(), Status> {
         if self.records.is_some() || self.progress.is_some() {
             // Fails when the client has disconnected; then nobody receives the status.
@@ -191,7 +191,7 @@ impl Subscription {
     }
 
     /// Reserves memory for a page of records.
-    async fn reserve_page(&self) -> Result<Share, Status> {
+    async fn reserve_page(&self) -> Result<Permit, Status> {
         let waiting = self.answers.wait(self.holder(), PAGE_RESERVATION_BYTES);
         tokio::time::timeout(RESERVATION_TIMEOUT, waiting).await.map_err(|_| {
             status::exhausted(
@@ -217,8 +217,8 @@ impl Subscription {
         let (organization, from) = (self.watched.organization, self.replay_start.position());
         let replay = hub.replays.read(hub.bus(), &self.answers, organization, task, after, from);
         match tokio::time::timeout(PROGRESS_TIMEOUT, replay).await {
-            Ok(Ok((replay, share))) => {
-                self.progress = share;
+            Ok(Ok((replay, permit))) => {
+                self.progress = permit;
                 self.replay_start.on_read(replay.until);
                 replay.events
             }

@@ -228,7 +228,7 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
         (&b"words"[..], "application/pdf", String::new(), "looks like something else"),
         (&bomb[..], "application/gzip", String::new(), "bytes, unpacked"),
         (&png[..], "text/plain", String::new(), "looks like image/png"),
-        (&png[..], "", String::new(), "image/png are not taken here"),
+        (&png[..], "", String::new(), "image/png are not accepted"),
     ] {
         let spec = v1::FileSpec { media_type: media_type.into(), sha256, ..spec("x", content) };
         let file = begin_upload(&gateway, spec).await;

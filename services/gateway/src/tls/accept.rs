@@ -17,7 +17,7 @@ use super::{
 use crate::{
     identity::proxies::Proxies,
     limit::{
-        Limit, Share,
+        Limit, Permit,
         connection::{Connection, Connections},
     },
 };
@@ -53,7 +53,7 @@ pub(crate) fn handshake_limit() -> Limit {
 pub(crate) async fn secure(
     stream: TcpStream,
     config: Arc<ServerConfig>,
-    _handshake: Share,
+    _handshake: Permit,
 ) -> io::Result<Transport> {
     let secured =
         tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await;
@@ -129,7 +129,8 @@ async fn handshake_all(
             }
         };
         let peer = stream.peer_addr().ok();
-        let Some(handshake) = peer.and_then(|peer| handshakes.take(proxies.holder(peer), 1).ok())
+        let Some(handshake) =
+            peer.and_then(|peer| handshakes.acquire(proxies.holder(peer), 1).ok())
         else {
             tracing::debug!("a connection is closed because there are too many handshakes");
             continue;
