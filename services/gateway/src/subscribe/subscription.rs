@@ -47,7 +47,7 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What goes to the client.
 pub(super) enum Item {
-    /// With the cursor after it. Copied only for its client: other subscribers may permit it.
+    /// With the cursor after it. Copied only for its client: other subscribers may share it.
     Event(Arc<Event>, Cursor),
     /// The stream is complete.
     End,
