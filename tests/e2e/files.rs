@@ -119,7 +119,7 @@ async fn cli_explains_refused_files_and_uploads_content_once() {
     fs::write(&path, "no picture").unwrap();
     let path = path.to_str().unwrap();
     let why = refusal(&mesh, None, &["file", "upload", path, "--media-type", "image/png"]).await;
-    assert!(why.contains("was refused: it says that it is image/png"), "{why}");
+    assert!(why.contains("was refused: it is declared as image/png"), "{why}");
     let upload =
         ["file", "upload", path, "--media-type", "text/plain", "--name", "notes.txt", "-o", "json"];
     let one: Value = serde_json::from_str(&output(&mesh, None, &upload, "").await).unwrap();

@@ -27,12 +27,12 @@ use crate::{
     diagnosis::RecentSpending,
     files::work::Files,
     identity::{authenticate::Authenticator, peer::Peer},
-    limit::{Capacity, Holder, Share},
+    limit::{Capacity, Holder, Permit},
     page::{Column, Page},
     pool_monitor::PoolMonitor,
     providers_client::ProvidersClient,
     publish::{Publisher, Wake},
-    quotas::{self, Quotas, Sums, Wanted},
+    quotas::{self, QuotaRequest, Quotas, Sums},
     status,
     subscribe::hub::Hub,
     validate::{self, requests},
@@ -208,8 +208,8 @@ impl Api {
     pub(crate) async fn acquire_sum_permit(
         &self,
         organization: OrganizationId,
-    ) -> Result<Share, Status> {
-        self.shared.sums.place(organization).await
+    ) -> Result<Permit, Status> {
+        self.shared.sums.acquire(organization).await
     }
 
     /// Checks the quotas of a caller's key and organization for a lasting change. A repeated
@@ -221,7 +221,7 @@ impl Api {
         &self,
         context: &CallerContext,
         write: Option<&Write>,
-        requested: Wanted,
+        requested: QuotaRequest,
     ) -> Result<(), Status> {
         // Work for a scan was allowed when the scan was created.
         if context.caller().confined.is_some() {
@@ -243,7 +243,7 @@ impl Api {
                 .is_some(),
             None => false,
         };
-        if is_repeated { Ok(()) } else { Err(quotas::refused(&refusal)) }
+        if is_repeated { Ok(()) } else { Err(quotas::rejection_status(&refusal)) }
     }
 
     /// What callers are judged by.
@@ -326,7 +326,7 @@ impl Api {
         let deadline = Deadline::from_extensions(request.extensions())
             .unwrap_or_else(|| Deadline::new(None, deadline::GRPC_TIMEOUT));
         if let Some(draft) = &draft {
-            draft.read(request.get_ref());
+            draft.add_request_objects(request.get_ref());
         }
         let backend = Arc::clone(self.backend()?);
         let holder = match request.extensions().get::<Caller>() {
@@ -334,7 +334,7 @@ impl Api {
             None => Peer::from_extensions(request.extensions()).into(),
         };
         let share =
-            self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;
+            self.capacity().requests.acquire(holder, 1).map_err(|full| full.status("requests"))?;
         Ok((RequestContext { backend, draft, deadline, _share: share }, request.into_inner()))
     }
 
@@ -345,7 +345,7 @@ impl Api {
     pub(crate) async fn acquire_read_memory(
         &self,
         organization: OrganizationId,
-    ) -> Result<Share, Status> {
+    ) -> Result<Permit, Status> {
         let waiting =
             self.capacity().answers.wait(Holder::Organization(organization), LARGE_ROWS_BYTES);
         let full = |_| status::exhausted("the organization has too many unread responses");
@@ -359,8 +359,8 @@ impl Api {
     pub(crate) fn acquire_subscription_permit(
         &self,
         organization: OrganizationId,
-    ) -> Result<Share, Status> {
-        let share = self.capacity().subscriptions.take(Holder::Organization(organization), 1);
+    ) -> Result<Permit, Status> {
+        let share = self.capacity().subscriptions.acquire(Holder::Organization(organization), 1);
         share.map_err(|full| full.status("subscriptions"))
     }
 }
@@ -372,7 +372,7 @@ pub(crate) struct RequestContext {
     draft: Option<Arc<AuditDraft>>,
     /// When the client stops waiting.
     pub(crate) deadline: Deadline,
-    _share: Share,
+    _share: Permit,
 }
 
 /// The context of an authenticated request.
@@ -402,7 +402,7 @@ impl RequestContext {
     /// Adds an object to the audit entry that neither the request nor the store's response names.
     pub(crate) fn touch(&self, id: &str) {
         if let Some(draft) = &self.draft {
-            draft.touch(id);
+            draft.add_object(id);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     convert,
     organizations::response_output,
     page::Column,
-    quotas::Wanted,
+    quotas::QuotaRequest,
     status,
     validate::{self, requests},
 };
@@ -38,7 +38,7 @@ impl FileService for Api {
         let expected = requests::create_file(&request, context.backend.files.limits())?;
         let write = context.write("CreateFile", &mut request);
         let spec = request.spec.unwrap_or_default();
-        self.check_quotas(&context, Some(&write), Wanted::kept(spec.size)).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::storage(spec.size)).await?;
         let is_stored = match &expected {
             Some(expected) => is_stored(&context, expected, spec.size).await?,
             None => false,
@@ -102,7 +102,9 @@ impl FileService for Api {
         let part = NewPart { position: request.offset, size, part: name.uuid(), sha256 };
         let added = context
             .store()
-            .file_part_add(&context.plain_write(), id, part, |file| response_output(&to_proto(file)))
+            .file_part_add(&context.plain_write(), id, part, |file| {
+                response_output(&to_proto(file))
+            })
             .await;
         let file = match added {
             Ok(PartOutcome::Accepted(file)) => file,
@@ -212,7 +214,8 @@ impl FileService for Api {
             .folder()
             .read(context.organization(), &sha256, Some(begin..end))
             .await;
-        let pieces = pieces.map_err(|error| folder_error(&error))?.map_err(|error| folder_error(&error));
+        let pieces =
+            pieces.map_err(|error| folder_error(&error))?.map_err(|error| folder_error(&error));
         let mut offset = request.offset;
         let answers = pieces.map_ok(move |data| {
             // Held until the last piece is sent.
@@ -302,7 +305,7 @@ fn folder_error(error: &FolderError) -> Status {
             status::internal("the content of a file does not match its row", error)
         }
         error => {
-            tracing::warn!(error = status::chain(error), "the folder of files folder_error");
+            tracing::warn!(error = status::chain(error), "the folder of files is unavailable");
             status::unavailable("the folder of files is unavailable at the moment")
         }
     }

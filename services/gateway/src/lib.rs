@@ -187,7 +187,7 @@ async fn start(
     metrics::initialize();
     lifecycle.spawn_job(
         "audit trail",
-        AuditWriter::write(api.clone(), store.clone(), lifecycle.draining()),
+        AuditWriter::run(api.clone(), store.clone(), lifecycle.draining()),
     );
     serving.set_ready();
     let (watching, names, draining) =

@@ -1,12 +1,12 @@
-//! Limits that callers share: how much there is in all, and how much one caller may hold of it.
+//! Limits that callers share: a total, and a maximum per caller.
 //!
 //! Each limit counts one thing: requests, connections, bytes. What is counted is charged to a
-//! [`Holder`], and a [`Share`] gives it back when it is dropped. [`Capacity`] lists the limits of a
-//! gateway with their sizes. An [`Account`] follows one request: it knows whom to charge, and holds
-//! what the request was given.
+//! [`Holder`], and a [`Permit`] returns it when dropped. [`Capacity`] lists the limits of a gateway
+//! with their sizes. An [`Account`] belongs to one request: it knows the holder to charge, and
+//! holds the permits of the request.
 //!
-//! Requests without credentials have limits of their own, so that they take nothing from callers
-//! who are known, however many networks they come from (ADR 47).
+//! Requests without credentials have their own limits. They take nothing from authenticated
+//! callers, however many networks they come from (ADR 47).
 
 mod account;
 mod capacity;
@@ -28,17 +28,17 @@ pub(crate) use self::{
 };
 use crate::{identity::peer::Peer, status};
 
-/// How often a caller that waits for a share looks whether there is room.
-const POLL: Duration = Duration::from_millis(20);
+/// How often a waiting caller checks for free capacity.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whom something is charged to.
+/// To whom something is charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
     Organization(OrganizationId),
-    /// An IPv4 address, or a /64 of IPv6, which is what one customer of a provider has.
+    /// An IPv4 address, or a /64 of IPv6, the network of one customer of a provider.
     Network(IpAddr),
-    /// Many callers at once, as behind a trusted proxy, or a process of this machine. Bounded by
-    /// the total only.
+    /// Many callers at once, such as those behind a trusted proxy, or a process of this machine.
+    /// Bounded only by the total.
     Shared,
 }
 
@@ -75,17 +75,17 @@ struct Table {
     by_holder: HashMap<Holder, usize>,
 }
 
-/// Why there is no share.
+/// Why no permit is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Full {
-    /// Everything is taken.
+pub(crate) enum LimitReached {
+    /// The total is used up.
     Total,
-    /// The holder has all that one may have.
+    /// The maximum of the holder is used up.
     Holder(Holder),
 }
 
-impl Full {
-    /// `RESOURCE_EXHAUSTED` with the time after which another try is welcome. `what` is a plural.
+impl LimitReached {
+    /// `RESOURCE_EXHAUSTED` with a retry delay. `what` is a plural.
     pub(crate) fn status(self, what: &str) -> Status {
         let holder = match self {
             Self::Total | Self::Holder(Holder::Shared) => "the gateway",
@@ -97,59 +97,59 @@ impl Full {
 }
 
 impl Limit {
-    /// `total` in all, of which one holder has `each` at most. The operator's organization may have
-    /// all: whoever owns the machine shares it out.
+    /// At most `total`, and at most `each` per holder. The operator's organization may use the
+    /// total: the operator owns the machine.
     pub(crate) fn new(total: usize, each: usize) -> Self {
         Self { total, each, table: Arc::default() }
     }
 
-    /// Takes a share now.
+    /// Acquires a permit without waiting.
     ///
     /// # Errors
-    /// When there is no room for it.
-    pub(crate) fn take(&self, holder: Holder, amount: usize) -> Result<Share, Full> {
+    /// When the limit is reached.
+    pub(crate) fn acquire(&self, holder: Holder, amount: usize) -> Result<Permit, LimitReached> {
         let mut table = self.table();
         self.check(&table, holder, amount)?;
         table.add(holder, amount);
         drop(table);
-        Ok(Share { limit: self.clone(), holder, amount })
+        Ok(Permit { limit: self.clone(), holder, amount })
     }
 
-    /// Takes a share whether there is room for it or not: of what is there already, and keeps
-    /// others from being taken.
-    pub(crate) fn charge(&self, holder: Holder, amount: usize) -> Share {
+    /// Acquires a permit even beyond the limit: for something that exists already, and reduces what
+    /// others can acquire.
+    pub(crate) fn charge(&self, holder: Holder, amount: usize) -> Permit {
         self.table().add(holder, amount);
-        Share { limit: self.clone(), holder, amount }
+        Permit { limit: self.clone(), holder, amount }
     }
 
-    /// Waits for a share. Whoever calls this limits how long.
-    pub(crate) async fn wait(&self, holder: Holder, amount: usize) -> Share {
+    /// Waits for a permit. The caller sets a timeout.
+    pub(crate) async fn wait(&self, holder: Holder, amount: usize) -> Permit {
         loop {
-            match self.take(holder, amount) {
-                Ok(share) => return share,
-                Err(_) => tokio::time::sleep(POLL).await,
+            match self.acquire(holder, amount) {
+                Ok(permit) => return permit,
+                Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
             }
         }
     }
 
-    /// Whether a share of this size could be taken now.
+    /// Whether a permit for this amount is available.
     ///
     /// # Errors
-    /// When there is no room for it.
-    pub(crate) fn has_room(&self, holder: Holder, amount: usize) -> Result<(), Full> {
+    /// When the limit is reached.
+    pub(crate) fn has_room(&self, holder: Holder, amount: usize) -> Result<(), LimitReached> {
         self.check(&self.table(), holder, amount)
     }
 
-    fn check(&self, table: &Table, holder: Holder, amount: usize) -> Result<(), Full> {
+    fn check(&self, table: &Table, holder: Holder, amount: usize) -> Result<(), LimitReached> {
         if table.total.saturating_add(amount) > self.total {
-            return Err(Full::Total);
+            return Err(LimitReached::Total);
         }
         let each = match holder {
             Holder::Organization(OrganizationId::LOCAL) | Holder::Shared => self.total,
             Holder::Organization(_) | Holder::Network(_) => self.each,
         };
-        let held = table.by_holder.get(&holder).copied().unwrap_or_default();
-        if held.saturating_add(amount) > each { Err(Full::Holder(holder)) } else { Ok(()) }
+        let used = table.by_holder.get(&holder).copied().unwrap_or_default();
+        if used.saturating_add(amount) > each { Err(LimitReached::Holder(holder)) } else { Ok(()) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -165,29 +165,29 @@ impl Table {
 
     fn remove(&mut self, holder: Holder, amount: usize) {
         self.total -= amount;
-        if let Some(held) = self.by_holder.get_mut(&holder) {
-            *held -= amount;
-            if *held == 0 {
+        if let Some(used) = self.by_holder.get_mut(&holder) {
+            *used -= amount;
+            if *used == 0 {
                 self.by_holder.remove(&holder);
             }
         }
     }
 }
 
-/// What was taken of a limit; it is free again when this is dropped.
+/// An amount of a limit. Dropping it returns the amount.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct Permit {
     limit: Limit,
     holder: Holder,
     amount: usize,
 }
 
-impl Share {
-    /// Takes more.
+impl Permit {
+    /// Increases the amount.
     ///
     /// # Errors
-    /// When there is no room for it; the share stays as it is.
-    pub(crate) fn grow(&mut self, amount: usize) -> Result<(), Full> {
+    /// When the limit is reached; the permit does not change.
+    pub(crate) fn grow(&mut self, amount: usize) -> Result<(), LimitReached> {
         let mut table = self.limit.table();
         self.limit.check(&table, self.holder, amount)?;
         table.add(self.holder, amount);
@@ -196,20 +196,20 @@ impl Share {
         Ok(())
     }
 
-    /// Gives back some of it.
+    /// Returns a part of the amount.
     pub(crate) fn shrink(&mut self, amount: usize) {
         let amount = amount.min(self.amount);
         self.limit.table().remove(self.holder, amount);
         self.amount -= amount;
     }
 
-    /// Adds to it whether there is room or not, as [`Limit::charge`] does.
+    /// Increases the amount even beyond the limit, as [`Limit::charge`] does.
     pub(crate) fn add(&mut self, amount: usize) {
         self.limit.table().add(self.holder, amount);
         self.amount += amount;
     }
 
-    /// Makes it this large, whether there is room or not.
+    /// Sets the amount, even beyond the limit.
     pub(crate) fn set(&mut self, amount: usize) {
         match amount.checked_sub(self.amount) {
             Some(more) => self.add(more),
@@ -222,7 +222,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.limit.table().remove(self.holder, self.amount);
     }
@@ -243,73 +243,79 @@ mod tests {
     }
 
     #[test]
-    fn holder_never_has_more_than_its_share_of_the_total() {
+    fn holder_never_exceeds_its_maximum() {
         let limit = Limit::new(10, 4);
         let mut own: Vec<_> =
-            (0..4).map(|_| limit.take(network(1), 1).expect("there is room")).collect();
+            (0..4).map(|_| limit.acquire(network(1), 1).expect("available")).collect();
         assert_eq!(
-            limit.take(network(1), 1).expect_err("it has its share"),
-            Full::Holder(network(1))
+            limit.acquire(network(1), 1).expect_err("the holder's maximum"),
+            LimitReached::Holder(network(1))
         );
-        let others: Vec<_> = (2..100).map_while(|n| limit.take(network(n), 1).ok()).collect();
+        let others: Vec<_> = (2..100).map_while(|n| limit.acquire(network(n), 1).ok()).collect();
         assert_eq!(own.len() + others.len(), 10);
-        assert_eq!(limit.take(network(100), 1).expect_err("all is taken"), Full::Total);
+        assert_eq!(
+            limit.acquire(network(100), 1).expect_err("the total is used up"),
+            LimitReached::Total
+        );
         own.pop();
-        assert!(limit.take(network(100), 1).is_ok(), "what is dropped is free");
+        assert!(limit.acquire(network(100), 1).is_ok(), "a dropped permit is free again");
         drop((own, others));
-        assert!(limit.table().by_holder.is_empty(), "nobody is remembered who holds nothing");
+        assert!(limit.table().by_holder.is_empty(), "holders without permits are removed");
     }
 
     #[test]
     fn operator_and_shared_holders_are_bounded_by_the_total_only() {
         for holder in [Holder::Organization(OrganizationId::LOCAL), Holder::Shared] {
             let limit = Limit::new(10, 4);
-            let held = limit.take(holder, 10).expect("all of it");
-            assert_eq!(limit.take(network(1), 1).expect_err("all is taken"), Full::Total);
-            drop(held);
+            let permit = limit.acquire(holder, 10).expect("the total");
+            assert_eq!(
+                limit.acquire(network(1), 1).expect_err("the total is used up"),
+                LimitReached::Total
+            );
+            drop(permit);
         }
     }
 
     #[test]
-    fn share_grows_within_the_limit_and_is_given_back_as_a_whole() {
+    fn permit_grows_within_the_limit_and_is_returned() {
         let limit = Limit::new(10, 6);
-        let mut share = limit.take(organization(1), 2).expect("there is room");
-        share.grow(4).expect("there is room");
-        assert_eq!(share.grow(1), Err(Full::Holder(organization(1))));
-        share.shrink(3);
-        assert!(limit.take(organization(1), 3).is_ok());
-        // What is there already counts, also beyond the limit.
-        share.add(20);
+        let mut permit = limit.acquire(organization(1), 2).expect("available");
+        permit.grow(4).expect("available");
+        assert_eq!(permit.grow(1), Err(LimitReached::Holder(organization(1))));
+        permit.shrink(3);
+        assert!(limit.acquire(organization(1), 3).is_ok());
+        // Existing bytes count, also beyond the limit.
+        permit.add(20);
         assert_eq!(
-            limit.take(organization(2), 1).expect_err("more than all is taken"),
-            Full::Total
+            limit.acquire(organization(2), 1).expect_err("the total is exceeded"),
+            LimitReached::Total
         );
-        drop(share);
+        drop(permit);
         assert_eq!(limit.table().total, 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiter_gets_what_another_gives_back() {
+    async fn waiter_gets_returned_capacity() {
         let limit = Limit::new(10, 5);
-        let held = limit.charge(organization(1), 7);
+        let used = limit.charge(organization(1), 7);
         let waiting = tokio::spawn({
             let limit = limit.clone();
             async move { limit.wait(organization(1), 5).await }
         });
-        tokio::time::sleep(10 * POLL).await;
+        tokio::time::sleep(10 * POLL_INTERVAL).await;
         assert!(!waiting.is_finished());
-        assert!(limit.take(organization(2), 3).is_ok(), "others need not wait");
-        drop(held);
-        waiting.await.expect("it has its share");
+        assert!(limit.acquire(organization(2), 3).is_ok(), "others do not wait");
+        drop(used);
+        waiting.await.expect("acquired");
         assert_eq!(limit.table().total, 0);
     }
 
     #[test]
     fn addresses_of_one_customer_are_one_network() {
-        let of = |text: &str| Holder::network(Some(text.parse().expect("an address")));
-        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
-        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
-        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        let holder = |text: &str| Holder::network(Some(text.parse().expect("an address")));
+        assert_eq!(holder("2001:db8::1"), holder("2001:db8::ffff:2"));
+        assert_ne!(holder("2001:db8::1"), holder("2001:db8:0:1::1"));
+        assert_eq!(holder("::ffff:192.0.2.1"), holder("192.0.2.1"));
+        assert_ne!(holder("192.0.2.1"), holder("192.0.2.2"));
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     api::{Api, ReferenceResolver},
     convert, events,
     page::{Column, Page},
-    quotas::Wanted,
+    quotas::QuotaRequest,
     status,
     validate::{self, requests},
 };
@@ -42,7 +42,7 @@ impl MessageService for Api {
         let task = requests::create_message(&request)?;
         context.check_task_access(task)?;
         let write = context.write("CreateMessage", &mut request);
-        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::WORK).await?;
         let spec = request.spec.unwrap_or_default();
         let id = MessageId::from_uuid(Uuid::now_v7());
         let interrupts = spec.priority() == MessagePriority::Interrupt;
@@ -139,7 +139,7 @@ impl MessageService for Api {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         let message = requests::edit_message(&request)?;
         let write = context.write("EditMessage", &mut request);
-        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::WORK).await?;
         let new = MessageId::from_uuid(Uuid::now_v7());
         let mut resolver = ReferenceResolver::new(&write);
         let message = resolver.resolve(&request.message, Ok(message), MessageId::from_uuid)?;

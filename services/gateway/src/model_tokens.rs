@@ -11,7 +11,7 @@ use construct_wire::convert;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::{api::Api, quotas::Wanted, status};
+use crate::{api::Api, quotas::QuotaRequest, status};
 
 /// Default lifetime of a token.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
@@ -24,7 +24,7 @@ impl ModelTokenService for Api {
     ) -> Result<Response<ModelToken>, Status> {
         let (context, request) = self.begin_request(request)?;
         let keys = self.token_keys()?;
-        self.check_quotas(&context, None, Wanted::WORK).await?;
+        self.check_quotas(&context, None, QuotaRequest::WORK).await?;
         let mut models = Vec::with_capacity(request.models.len());
         for model in &request.models {
             let found = context.store().model_find(context.organization(), model).await;

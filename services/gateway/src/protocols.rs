@@ -52,9 +52,9 @@ use crate::{
     },
     deadline::{self, Deadline},
     identity::{self, peer::Peer, proxies::Proxies},
-    limit::{Account, Share, connection::Connection},
+    limit::{Account, Permit, connection::Connection},
     metrics::{self, Transcoded},
-    quotas::Metered,
+    quotas::QuotaStates,
 };
 
 /// The gRPC services, as a protocol calls them.
@@ -232,7 +232,7 @@ impl Shared {
         kind: Kind,
         path: &str,
         account: Account,
-        stream: Option<Share>,
+        stream: Option<Permit>,
         response: Response<Body>,
     ) -> Response<Body> {
         account.release();
@@ -278,7 +278,7 @@ impl Shared {
             request.extensions_mut().insert(protocol);
         }
         let name = method
-            .and_then(|method| audit::methods::of(method.path.path()))
+            .and_then(|method| audit::methods::find_method(method.path.path()))
             .map(|method| method.name.as_str());
         let transcoded = Transcoded::default();
         request.extensions_mut().insert(transcoded.clone());
@@ -315,7 +315,7 @@ impl Shared {
                         if let Some(metered) = refusal
                             && !response.headers().contains_key("ratelimit-policy")
                         {
-                            metered.tell(response.headers_mut());
+                            metered.write_headers(response.headers_mut());
                         }
                         response
                     }
@@ -347,9 +347,15 @@ impl Shared {
             Kind::Rest => self.rest.method(request).map_or("", |method| method.path.path()),
             _ => request.uri().path(),
         };
-        let origin = Origin::of(request);
-        let name = audit::methods::of(path).map(|method| method.name.as_str()).unwrap_or_default();
-        self.api.audit_writer().refused(&origin, None, origin.entry(name, None, refusal.code()));
+        let origin = Origin::from_request(request);
+        let name = audit::methods::find_method(path)
+            .map(|method| method.name.as_str())
+            .unwrap_or_default();
+        self.api.audit_writer().record_refused(
+            &origin,
+            None,
+            origin.entry(name, None, refusal.code()),
+        );
     }
 
     /// Authorizes a request before it is transcoded, and returns what it was counted against. The
@@ -362,7 +368,7 @@ impl Shared {
         &self,
         method: Option<&Method>,
         request: &Request<Body>,
-    ) -> impl Future<Output = Result<Option<Metered>, Status>> + Send + use<'_> {
+    ) -> impl Future<Output = Result<Option<QuotaStates>, Status>> + Send + use<'_> {
         // The body of a request for no method is not read.
         let admitted =
             method.map(|method| identity::guard::authorize(&self.api, method.path.path(), request));

@@ -1,19 +1,19 @@
-//! How much an organization may do (docs/adr/0033-quotas.md), and each of its keys
+//! Quotas of organizations (docs/adr/0033-quotas.md), and limits of their API keys
 //! (docs/adr/0039-key-limits.md).
 //!
-//! - Requests are counted in this process, by token buckets ([`bucket`]), where every call passes:
-//!   the layer of `identity`. What is counted: calls of an organization, and calls with each of its
-//!   keys. Who is beyond is refused at once; nobody waits. Each gateway counts for itself, so an
-//!   organization gets its rate from each that it reaches.
-//! - What lasts (tasks, runs, tokens, money, uploads) is counted from the tables that hold it, when
-//!   something is asked for that adds to it. What was read is good for two seconds; what is let in
-//!   meanwhile is added. So a limit is exceeded at most by what other gateways let in within that
-//!   time, and by what is under way.
-//! - What keys may do is counted likewise, for all keys of an organization at once, when one that
-//!   is limited asks.
-//! - Sums that people ask for ([`sums`]) are made a few at a time.
-//! - Where nothing is limited, as by default, nothing is counted and nothing read but one row in
-//!   five seconds for each organization that calls.
+//! - Request rates are counted in this process, by token buckets ([`bucket`]), in the layer of
+//!   `identity` that every call passes: calls of an organization, and calls with each of its keys.
+//!   Calls beyond the limit are refused at once; none waits. Each gateway counts for itself, so an
+//!   organization has its rate at each gateway it uses.
+//! - Durable usage (tasks, runs, tokens, money, uploads) is counted from the tables that have it,
+//!   when a request would add to it. A count is valid for two seconds, and requests admitted
+//!   meanwhile are added. So the excess of a limit is bounded by what other gateways admit in that
+//!   time, and by work in progress.
+//! - Usage of keys is counted in the same way, for all keys of an organization at once, when one
+//!   with a limit makes a request.
+//! - Usage reports ([`sums`]) are limited to a few at a time.
+//! - Without limits, as by default, nothing is counted, and only one row per calling organization
+//!   is read every five seconds.
 
 mod bucket;
 mod calendar;
@@ -23,6 +23,6 @@ mod sums;
 pub(crate) mod tiers;
 
 pub(crate) use calendar::Calendar;
-pub(crate) use limiter::{Mark, Quotas, Wanted, refused};
-pub(crate) use refusal::{Metered, seconds};
+pub(crate) use limiter::{CredentialHash, QuotaRequest, Quotas, rejection_status};
+pub(crate) use refusal::{QuotaStates, seconds};
 pub(crate) use sums::Sums;

@@ -10,7 +10,7 @@ use construct_proto::v1::{
 use construct_store::{StoredTask, WriteOutput};
 use tonic::{Request, Response, Status};
 
-use crate::{api::Api, convert, events, quotas::Wanted, status, validate};
+use crate::{api::Api, convert, events, quotas::QuotaRequest, status, validate};
 
 /// Default number of letters of a page.
 const DEFAULT_PAGE_SIZE: usize = 50;
@@ -116,7 +116,7 @@ impl RecoveryService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
         let write = context.write("RetryTask", &mut request);
-        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::WORK).await?;
         let retried = context.store().task_retry(&write, task, render).await;
         let retried = retried.map_err(|error| status::for_reference(&request.task, error))?;
         let wake = |task: &StoredTask| Some((task.state.id, "retried"));

@@ -42,7 +42,7 @@ use crate::{
     deadline,
     organizations::response_output,
     page::Column,
-    quotas::Wanted,
+    quotas::QuotaRequest,
     status,
     validate::{self, requests},
 };
@@ -362,7 +362,7 @@ impl ScanService for Api {
             .await
             .map_err(status::from_store)?;
         let sent = if let Source::Upload(upload) = &source { upload.archive.len() } else { 0 };
-        self.check_quotas(&context, Some(&write), Wanted::scan(sent)).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::scan(sent)).await?;
         let archive = match source {
             Source::Upload(upload) => Some(self.store_archive(&context, &upload.archive).await?),
             _ => None,

@@ -20,7 +20,7 @@ use crate::{
     api::{Api, CallerContext, no_wake},
     convert,
     organizations::response_output,
-    quotas::Wanted,
+    quotas::QuotaRequest,
     status,
     validate::requests,
 };
@@ -86,7 +86,7 @@ impl StateService for Api {
                 .await;
             let growth = growth.map_err(status::from_store)?;
             let requested =
-                Wanted { bytes_of_key: growth.bytes_of_key, ..Wanted::kept(growth.bytes) };
+                QuotaRequest { bytes_of_key: growth.bytes_of_key, ..QuotaRequest::storage(growth.bytes) };
             self.check_quotas(&context, Some(&write), requested).await?;
         }
         let render = |state: &State| response_output(&show(state));

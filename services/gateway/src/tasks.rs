@@ -24,7 +24,7 @@ use crate::{
     api::{Api, ReferenceResolver, no_wake},
     convert, events, explain, location,
     page::Column,
-    quotas::Wanted,
+    quotas::QuotaRequest,
     status::{self, chain},
     validate::{self, optional_id, requests},
 };
@@ -54,7 +54,7 @@ impl TaskService for Api {
         requests::create_task(&request, self.pools())?;
         context.check_workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = context.write("CreateTask", &mut request);
-        self.check_quotas(&context, Some(&write), Wanted::TASK).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::TASK).await?;
         let spec = request.spec.unwrap_or_default();
         let mut resolver = ReferenceResolver::new(&write);
         let agent = context.store().agent_resolve(context.organization(), &spec.agent).await;
@@ -193,7 +193,7 @@ impl TaskService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
         let write = context.write("ResumeTask", &mut request);
-        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::WORK).await?;
         let resumed = context.store().task_resume(&write, task, render("task.updated")).await;
         let resumed = resumed.map_err(|error| status::for_reference(&request.task, error))?;
         context.answer(resumed, wake("resumed"), convert::task).await
@@ -236,7 +236,7 @@ impl TaskService for Api {
         let (source, message) = (validate::id(&request.task)?, validate::id(&request.message)?);
         context.check_workspace(&request.workspace)?;
         let write = context.write("ForkTask", &mut request);
-        self.check_quotas(&context, Some(&write), Wanted::TASK).await?;
+        self.check_quotas(&context, Some(&write), QuotaRequest::TASK).await?;
         let elsewhere = Content { blocks: vec![Block::Text(ELSEWHERE.to_owned())] };
         let new = NewFork {
             id: TaskId::from_uuid(Uuid::now_v7()),

@@ -24,7 +24,7 @@ use crate::{
 impl Api {
     /// The effective quota of an organization.
     fn quota(&self, quota: &Quota, used: Option<Counts>) -> v1::Quota {
-        let (tier, holding) = self.quotas().of(quota.organization, Some(quota));
+        let (tier, holding) = self.quotas().effective_limits(quota.organization, Some(quota));
         v1::Quota {
             organization: quota.organization.to_string(),
             tier,
@@ -121,7 +121,7 @@ impl UsageService for Api {
     ) -> Result<Response<v1::Quota>, Status> {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         let (organization, overrides) =
-            requests::update_quota(&request, |tier| self.quotas().has(tier))?;
+            requests::update_quota(&request, |tier| self.quotas().has_tier(tier))?;
         let quota = Quota {
             organization,
             tier: request.tier.clone(),
@@ -129,7 +129,7 @@ impl UsageService for Api {
             revision: 0,
             updated_at: None,
         };
-        let (_, holding) = self.quotas().of(organization, Some(&quota));
+        let (_, holding) = self.quotas().effective_limits(organization, Some(&quota));
         if organization == OrganizationId::LOCAL
             && [holding.requests_per_minute, holding.key_requests_per_minute].contains(&Some(0))
         {
@@ -147,7 +147,7 @@ impl UsageService for Api {
         let written =
             written.map_err(|error| status::for_reference(&request.organization, error))?;
         if let WriteOutcome::Applied { entity, .. } = &written {
-            self.quotas().changed(entity);
+            self.quotas().update(entity);
             tracing::info!(%organization, by = context.name(), "quota changed");
         }
         context.answer(written, no_wake, |quota| self.quota(quota, None)).await

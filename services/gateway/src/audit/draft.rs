@@ -12,7 +12,7 @@ use tonic::Code;
 use super::{
     methods::{self, Method},
     objects,
-    origin::{Known, Origin, code_number},
+    origin::{CallerIdentity, Origin, code_number},
 };
 
 /// Passed along with a request, from the authentication layer to the store and back.
@@ -25,7 +25,11 @@ pub(crate) struct AuditDraft {
 }
 
 impl AuditDraft {
-    pub(crate) fn new(method: &'static Method, origin: &Origin, known: Option<Known>) -> Self {
+    pub(crate) fn new(
+        method: &'static Method,
+        origin: &Origin,
+        known: Option<CallerIdentity>,
+    ) -> Self {
         let entry = origin.entry(&method.name, known, Code::Unknown);
         Self { method, entry, objects: Mutex::default(), written: Arc::default() }
     }

@@ -36,9 +36,12 @@ pub(crate) struct Method {
 
 static BY_PATH: LazyLock<HashMap<String, Method>> = LazyLock::new(|| {
     let methods: Vec<_> = construct_proto::methods().collect();
-    let names: BTreeSet<String> =
-        methods.iter().map(|method| noun(method.name())).chain(OBJECT_FIELDS.map(str::to_owned)).collect();
-    // In the service of API keys, `api_key` is an id; names_without_key it is a vendor's key itself.
+    let names: BTreeSet<String> = methods
+        .iter()
+        .map(|method| noun(method.name()))
+        .chain(OBJECT_FIELDS.map(str::to_owned))
+        .collect();
+    // In the service of API keys, `api_key` is an id; elsewhere it is a vendor's key itself.
     let names_without_key: BTreeSet<String> =
         names.iter().filter(|name| *name != API_KEY).cloned().collect();
     let method_properties = |method: &MethodDescriptor| Method {

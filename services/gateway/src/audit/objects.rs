@@ -53,7 +53,10 @@ pub(super) fn collect(mut message: &[u8], paths: &[&[u32]], objects: &mut Vec<St
 /// Adds an id or a name. Any other content of the field is ignored.
 pub(super) fn add(value: &[u8], objects: &mut Vec<String>) {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-:/@".contains(byte);
-    if value.is_empty() || value.len() > MAX_OBJECT_BYTES || !value.iter().all(plain) || objects.len() >= MAX_OBJECTS
+    if value.is_empty()
+        || value.len() > MAX_OBJECT_BYTES
+        || !value.iter().all(plain)
+        || objects.len() >= MAX_OBJECTS
     {
         return;
     }

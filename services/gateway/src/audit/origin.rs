@@ -54,13 +54,13 @@ impl Protocol {
 
 /// An identified caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Known {
+pub(crate) struct CallerIdentity {
     pub(crate) organization: OrganizationId,
     pub(crate) user: UserId,
     pub(crate) key: Option<ApiKeyId>,
 }
 
-impl From<&Caller> for Known {
+impl From<&Caller> for CallerIdentity {
     fn from(caller: &Caller) -> Self {
         Self { organization: caller.organization, user: caller.user, key: caller.key }
     }
@@ -89,7 +89,12 @@ impl Origin {
 
     /// Creates an entry for one call that starts now. Calls of unknown callers belong to the
     /// operator's organization.
-    pub(crate) fn entry(&self, method: &str, known: Option<Known>, code: Code) -> AuditEntry {
+    pub(crate) fn entry(
+        &self,
+        method: &str,
+        known: Option<CallerIdentity>,
+        code: Code,
+    ) -> AuditEntry {
         AuditEntry {
             id: AuditEntryId::from_uuid(Uuid::now_v7()),
             organization: known.map_or(OrganizationId::LOCAL, |known| known.organization),
@@ -109,7 +114,7 @@ impl Origin {
     }
 }
 
-/// The code_number of a code in entries.
+/// The number of a code in entries.
 pub(crate) fn code_number(code: Code) -> u8 {
     // There are 17 codes.
     u8::try_from(i32::from(code)).unwrap_or(2)

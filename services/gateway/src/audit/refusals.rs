@@ -3,10 +3,10 @@
 //!
 //! Calls are of one kind when the same caller (of unknown callers: the same network) is refused the
 //! same method with the same code. The first call of a minute is recorded at once. The others are
-//! one entry with their number when the minute is over. At max [`MAX_KINDS_PER_CALLER`] kinds are
+//! one entry with their number when the minute is over. At most [`MAX_KINDS_PER_CALLER`] kinds are
 //! distinguished per caller, [`MAX_KINDS_PER_ORGANIZATION`] per organization, and
 //! [`MAX_KINDS_OF_UNKNOWN_CALLERS`] for all unknown callers. Calls beyond that are counted
-//! kinds_by_organization, without their method; those of an organization in its own audit log. So no known
+//! together, without their method; those of an organization in its own audit log. So no known
 //! caller is hidden behind a crowd of unknown ones, and no organization behind another one's
 //! callers.
 
@@ -21,10 +21,10 @@ use construct_store::AuditEntry;
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::origin::Known;
+use super::origin::CallerIdentity;
 use crate::{identity::peer::Peer, limit::Holder};
 
-/// How long calls are counted kinds_by_organization.
+/// How long calls are counted together.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of distinguished kinds per caller.
 const MAX_KINDS_PER_CALLER: usize = 8;
@@ -37,14 +37,14 @@ const MAX_KINDS_OF_UNKNOWN_CALLERS: usize = 200;
 /// The caller of refused calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum RefusedCaller {
-    Known(Known),
+    Known(CallerIdentity),
     Network(Holder),
     Process(u32),
     Unknown,
 }
 
 impl RefusedCaller {
-    pub(super) fn new(known: Option<Known>, peer: Peer) -> Self {
+    pub(super) fn new(known: Option<CallerIdentity>, peer: Peer) -> Self {
         match (known, peer) {
             (Some(known), _) => Self::Known(known),
             (None, Peer::Address(address) | Peer::Forwarded(address)) => {
@@ -95,7 +95,12 @@ pub(super) struct Refusals {
 
 impl Refusals {
     /// Counts a call. Returns its entry if it is the first of its kind.
-    pub(super) fn count(&mut self, caller: RefusedCaller, entry: AuditEntry, now: Instant) -> Option<AuditEntry> {
+    pub(super) fn count(
+        &mut self,
+        caller: RefusedCaller,
+        entry: AuditEntry,
+        now: Instant,
+    ) -> Option<AuditEntry> {
         let kind = self.kind(caller, &entry);
         if let Some(counted) = self.counted.get_mut(&kind) {
             counted.further += 1;
@@ -122,13 +127,22 @@ impl Refusals {
             return one;
         }
         let organization = caller.organization();
-        let max = if organization.is_some() { MAX_KINDS_PER_ORGANIZATION } else { MAX_KINDS_OF_UNKNOWN_CALLERS };
-        let kinds_by_organization = self.kinds_by_organization.get(&organization).copied().unwrap_or_default();
+        let max = if organization.is_some() {
+            MAX_KINDS_PER_ORGANIZATION
+        } else {
+            MAX_KINDS_OF_UNKNOWN_CALLERS
+        };
+        let kinds_by_organization =
+            self.kinds_by_organization.get(&organization).copied().unwrap_or_default();
         let rest = Kind::Rest(caller, entry.code);
         if kinds_by_organization >= max && !self.counted.contains_key(&rest) {
             return Kind::Others(organization, entry.code);
         }
-        if self.kinds.get(&caller).is_some_and(|kinds| *kinds + 1 >= MAX_KINDS_PER_CALLER) { rest } else { one }
+        if self.kinds.get(&caller).is_some_and(|kinds| *kinds + 1 >= MAX_KINDS_PER_CALLER) {
+            rest
+        } else {
+            one
+        }
     }
 
     /// Returns the counts of the minutes that are over; with `last`, of all.
@@ -193,13 +207,13 @@ mod tests {
         RefusedCaller::new(None, Peer::Address(std::net::IpAddr::from(number.to_be_bytes())))
     }
 
-    fn known(number: u128) -> RefusedCaller {
+    fn known_caller(number: u128) -> RefusedCaller {
         caller_of(OrganizationId::LOCAL, number)
     }
 
     fn caller_of(organization: OrganizationId, number: u128) -> RefusedCaller {
         let user = UserId::from_uuid(Uuid::from_u128(number));
-        RefusedCaller::Known(Known { organization, user, key: None })
+        RefusedCaller::Known(CallerIdentity { organization, user, key: None })
     }
 
     fn counts(entries: &[AuditEntry]) -> Vec<(String, u64)> {
@@ -212,7 +226,10 @@ mod tests {
     #[test]
     fn first_refusal_is_recorded_and_others_are_counted() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        assert_eq!(refusals.count(unknown_caller(1), entry("a"), now).map(|entry| entry.count), Some(1));
+        assert_eq!(
+            refusals.count(unknown_caller(1), entry("a"), now).map(|entry| entry.count),
+            Some(1)
+        );
         for _ in 0..1000 {
             assert_eq!(refusals.count(unknown_caller(1), entry("a"), now), None);
         }
@@ -226,8 +243,9 @@ mod tests {
     #[test]
     fn caller_has_a_bounded_number_of_entries() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        let at_once =
-            (0..100).filter_map(|n| refusals.count(unknown_caller(1), entry(&n.to_string()), now)).count();
+        let at_once = (0..100)
+            .filter_map(|n| refusals.count(unknown_caller(1), entry(&n.to_string()), now))
+            .count();
         assert_eq!(at_once, MAX_KINDS_PER_CALLER);
         let later = refusals.due(now, true);
         assert_eq!(counts(&later), [(String::new(), 100 - MAX_KINDS_PER_CALLER as u64)]);
@@ -236,14 +254,15 @@ mod tests {
     #[test]
     fn crowd_of_unknown_callers_hides_no_known_caller() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        let v6 = |text: &str| RefusedCaller::new(None, Peer::Address(text.parse().expect("an address")));
+        let v6 =
+            |text: &str| RefusedCaller::new(None, Peer::Address(text.parse().expect("an address")));
         assert!(refusals.count(v6("2001:db8::1"), entry("a"), now).is_some());
         assert!(refusals.count(v6("2001:db8::2"), entry("a"), now).is_none());
         let crowd = 10_000;
         let at_once =
             (0..crowd).filter_map(|n| refusals.count(unknown_caller(n), entry("a"), now)).count();
         assert_eq!(at_once, MAX_KINDS_OF_UNKNOWN_CALLERS);
-        assert!(refusals.count(known(1), entry("a"), now).is_some());
+        assert!(refusals.count(known_caller(1), entry("a"), now).is_some());
         let later = refusals.due(now, true);
         let total: u64 = later.iter().map(|entry| entry.count).sum();
         assert_eq!(total + at_once as u64 + 1, u64::from(crowd) + 2);
@@ -269,8 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn flooding_organization_hides_no_other_organization()
-     {
+    fn flooding_organization_hides_no_other_organization() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         let [flooding, quiet] =
             [1, 2].map(|number| OrganizationId::from_uuid(Uuid::from_u128(number)));
@@ -282,8 +300,9 @@ mod tests {
         // The first call beyond the limit has its own entry, too.
         assert_eq!(at_once, MAX_KINDS_PER_ORGANIZATION + 1);
         for method in ["a", "b"] {
-            let entry =
-                refusals.count(caller_of(quiet, 1), entry(quiet, method), now).expect("its own kind");
+            let entry = refusals
+                .count(caller_of(quiet, 1), entry(quiet, method), now)
+                .expect("its own kind");
             assert_eq!((entry.organization, entry.method.as_str()), (quiet, method));
         }
         // The end of a minute frees its kinds.
@@ -295,7 +314,11 @@ mod tests {
             (flooding, None, "")
         );
         assert_eq!(u128::from(others.count) + at_once as u128, crowd);
-        assert!(refusals.count(caller_of(flooding, crowd), entry(flooding, "a"), now + WINDOW).is_some());
+        assert!(
+            refusals
+                .count(caller_of(flooding, crowd), entry(flooding, "a"), now + WINDOW)
+                .is_some()
+        );
         assert_eq!(refusals.kinds_by_organization.values().sum::<usize>(), 1);
     }
 }

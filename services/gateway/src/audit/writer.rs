@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::{
-    origin::{Known, Origin},
-    refusals::{Refusals, Who},
+    origin::{CallerIdentity, Origin},
+    refusals::{Refusals, RefusedCaller},
 };
 use crate::{api::Api, metrics, status::chain};
 
@@ -64,7 +64,12 @@ impl AuditWriter {
 
     /// Records a refused call. It does not wait for the database: what cannot be written now is
     /// written later.
-    pub(crate) fn record_refused(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
+    pub(crate) fn record_refused(
+        &self,
+        origin: &Origin,
+        known: Option<CallerIdentity>,
+        entry: AuditEntry,
+    ) {
         let caller = RefusedCaller::new(known, origin.peer);
         let first = self.refusals().count(caller, entry, Instant::now());
         if let Some(first) = first {
@@ -75,7 +80,12 @@ impl AuditWriter {
     /// Records a call whose client has gone. Its last statement may still succeed in PostgreSQL,
     /// with its own entry, which is then the true one. So this entry, with the same id, is written
     /// when the outcome is certain: if the other one exists, it is ignored.
-    pub(crate) fn record_abandoned(&self, origin: &Origin, known: Option<Known>, entry: AuditEntry) {
+    pub(crate) fn record_abandoned(
+        &self,
+        origin: &Origin,
+        known: Option<CallerIdentity>,
+        entry: AuditEntry,
+    ) {
         // Unknown callers that start calls and leave are counted, like their other failed calls.
         let unknown_caller = known.is_none().then(|| RefusedCaller::new(known, origin.peer));
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,14 +99,18 @@ impl AuditWriter {
     /// Takes the entries of abandoned calls whose outcome is certain.
     fn take_certain(&self, now: Instant) -> Vec<AuditEntry> {
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-        let count =
-            abandoned.iter().take_while(|call| now.duration_since(call.at) >= CERTAIN_AFTER).count();
+        let count = abandoned
+            .iter()
+            .take_while(|call| now.duration_since(call.at) >= CERTAIN_AFTER)
+            .count();
         let certain: Vec<AbandonedCall> = abandoned.drain(..count).collect();
         drop(abandoned);
         let entries =
-            certain.into_iter().filter_map(|AbandonedCall { unknown_caller, entry, .. }| match unknown_caller {
-                Some(caller) => self.refusals().count(caller, entry, now),
-                None => Some(entry),
+            certain.into_iter().filter_map(|AbandonedCall { unknown_caller, entry, .. }| {
+                match unknown_caller {
+                    Some(caller) => self.refusals().count(caller, entry, now),
+                    None => Some(entry),
+                }
             });
         entries.collect()
     }
@@ -146,7 +160,8 @@ impl AuditWriter {
         // Calls in flight may still be refused.
         while let Ok(1..) =
             tokio::time::timeout(FINAL_TIMEOUT, receiver.recv_many(&mut entries, BATCH_SIZE)).await
-        {}
+        {
+        }
         let now = Instant::now();
         entries.extend(writer.take_certain(now));
         // No entry is better than a false one.

@@ -4,13 +4,13 @@
 //! Limits per file:
 //! - Archives (ZIP and formats based on it, gzip, tar within it; nested up to [`MAX_DEPTH`] levels)
 //!   are decompressed without storing the output, and the bytes are counted. All levels together
-//!   have at max [`MAX_RATIO`] times the file's size, or [`FREE_BYTES`] if that is more, and never
-//!   more than [`MAX_BYTES`]. At max [`MAX_ENTRIES`] entries. Content with another compression, or
+//!   have at most [`MAX_RATIO`] times the file's size, or [`FREE_BYTES`] if that is more, and never
+//!   more than [`MAX_BYTES`]. At most [`MAX_ENTRIES`] entries. Content with another compression, or
 //!   encrypted content, counts with its declared size.
 //! - The entries of a ZIP do not overlap, and have their declared size.
-//! - Images have at max [`MAX_PIXELS`] pixels.
-//! - The check takes at max [`TIMEOUT`]. Memory: some buffers, and 24 bytes for each entry of a
-//!   ZIP. A ZIP within an archive is written to an unnamed file beside the upload, with at max the
+//! - Images have at most [`MAX_PIXELS`] pixels.
+//! - The check takes at most [`TIMEOUT`]. Memory: some buffers, and 24 bytes for each entry of a
+//!   ZIP. A ZIP within an archive is written to an unnamed file beside the upload, with at most the
 //!   size of an upload.
 //!
 //! Not checked: what documents do to programs that open them (XML entities, macros, scripts of a
@@ -50,7 +50,7 @@ const HEAD_BYTES: usize = 512;
 /// Why the check of a file ends early.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// The file is refuse, with the reason for its uploader.
+    /// The file is refused, with the reason for its uploader.
     Refused(String),
     /// The file cannot be read.
     Failed(io::Error),
@@ -99,7 +99,7 @@ fn check(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
     reader.rewind()?;
     reader.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head)?;
     let found = sniff::sniff(&head);
-    if !sniff::agree(declared, found) {
+    if !sniff::matches_declared(declared, found) {
         let actual = found.map_or("something else", |found| found.media_type());
         return refuse(format!("it is declared as {declared}, but looks like {actual}"));
     }
@@ -107,10 +107,13 @@ fn check(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
         reader.rewind()?;
         check_image(BufReader::new(file))?;
     }
-    let budget = Budget::new(MAX_BYTES.min(FREE_BYTES.max(size.saturating_mul(MAX_RATIO))), Instant::now() + TIMEOUT);
+    let budget = Budget::new(
+        MAX_BYTES.min(FREE_BYTES.max(size.saturating_mul(MAX_RATIO))),
+        Instant::now() + TIMEOUT,
+    );
     match zip::Directory::find(file, size)? {
         // A ZIP may start with anything: a self-extracting program, an image.
-        Some(directory) => archive::zip(file, &directory, &budget, spool, 0)?,
+        Some(directory) => archive::check_zip(file, &directory, &budget, spool, 0)?,
         None if found == Some(sniff::Kind::Zip) => {
             return refuse("it starts like a ZIP archive, but has no directory");
         }
@@ -118,7 +121,7 @@ fn check(file: &File, declared: &str, spool: &Spool) -> Result<String, Stop> {
     }
     if matches!(found, Some(sniff::Kind::Gzip | sniff::Kind::Tar)) {
         reader.rewind()?;
-        archive::walk(&mut BufReader::new(file), &budget, spool, 0)?;
+        archive::check_content(&mut BufReader::new(file), &budget, spool, 0)?;
     }
     let detected = found.map_or("application/octet-stream", |found| found.media_type());
     Ok(if declared.is_empty() { detected } else { declared }.to_owned())

@@ -20,7 +20,7 @@ use tonic::Status;
 use super::check::{self, Spool, Stop};
 use crate::{
     Config,
-    limit::{Holder, Limit, Share},
+    limit::{Holder, Limit, Permit},
     status,
 };
 
@@ -106,8 +106,8 @@ impl Files {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
-    pub(crate) fn acquire_download(&self, organization: OrganizationId) -> Result<Share, Status> {
-        let share = self.downloads.take(Holder::Organization(organization), 1);
+    pub(crate) fn acquire_download(&self, organization: OrganizationId) -> Result<Permit, Status> {
+        let share = self.downloads.acquire(Holder::Organization(organization), 1);
         share.map_err(|full| full.status("downloads"))
     }
 
@@ -148,7 +148,10 @@ impl Files {
                 tracing::info!(count, "expired uploads were removed")
             }
             Err(error) => {
-                tracing::warn!(error = status::chain(&error), "uploads could not be checked through")
+                tracing::warn!(
+                    error = status::chain(&error),
+                    "expired uploads could not be removed"
+                )
             }
         }
         match self.store.file_list_unclaimed(now).await {
@@ -158,7 +161,10 @@ impl Files {
                 }
             }
             Err(error) => {
-                tracing::warn!(error = status::chain(&error), "files could not be checked through")
+                tracing::warn!(
+                    error = status::chain(&error),
+                    "unfinished files could not be listed"
+                )
             }
         }
         self.remove().await;
@@ -172,7 +178,10 @@ impl Files {
             Ok(Some(claimed)) => claimed,
             Ok(None) => return,
             Err(error) => {
-                return tracing::warn!(error = status::chain(&error), "a file could not be claimed");
+                return tracing::warn!(
+                    error = status::chain(&error),
+                    "a file could not be claimed"
+                );
             }
         };
         match self.assemble(&claimed).await {
@@ -224,7 +233,7 @@ impl Files {
         let content = self.store.file_content(file.organization, *stored.sha256.as_bytes()).await?;
         self.folder.place(file.organization, assembled).await?;
         if !content.mark_ready(file.id, &media_type, clock::now()).await? {
-            tracing::debug!("the file was deleted while it was checked at");
+            tracing::debug!("the file was deleted while it was checked");
         }
         Ok(None)
     }

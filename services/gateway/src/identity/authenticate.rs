@@ -22,7 +22,7 @@ use super::{
 use crate::{
     Config, Login,
     api::Api,
-    audit::origin::{Known, Origin},
+    audit::origin::{CallerIdentity, Origin},
     caller::Caller,
     limit::Holder,
     status,
@@ -47,7 +47,7 @@ pub(crate) struct Credentials {
 /// Authenticates callers.
 pub(crate) struct Authenticator {
     login: Login,
-    /// The user of this process, who may do all_scopes over the socket.
+    /// The user of this process, who may do everything over the socket.
     uid: Option<u32>,
     oidc: Option<Oidc>,
     failures: Failures,
@@ -88,7 +88,7 @@ pub(crate) fn current_uid() -> Option<u32> {
 /// An authentication failure, and the caller as far as known.
 pub(crate) struct Rejection {
     pub(crate) status: Status,
-    pub(crate) known: Option<Known>,
+    pub(crate) known: Option<CallerIdentity>,
 }
 
 impl From<Status> for Rejection {
@@ -124,8 +124,11 @@ pub(crate) async fn authenticate(
             // The operator on this machine, without a query.
             OrganizationId::LOCAL => Role::Owner,
             other => {
-                let known =
-                    Known { organization: OrganizationId::LOCAL, user: UserId::LOCAL, key: None };
+                let known = CallerIdentity {
+                    organization: OrganizationId::LOCAL,
+                    user: UserId::LOCAL,
+                    key: None,
+                };
                 Box::pin(member_role(api.store()?, known, other)).await?
             }
         };
@@ -158,7 +161,7 @@ pub(crate) async fn authenticate(
     let _login = if gate.failures.was_accepted(&hash) {
         None
     } else {
-        let login = api.capacity().logins.take(Holder::network(address), 1);
+        let login = api.capacity().logins.acquire(Holder::network(address), 1);
         Some(login.map_err(|full| full.status("concurrent log-ins"))?)
     };
     // The rare cases are boxed, so that the future of a request with a key stays small.
@@ -190,7 +193,7 @@ pub(crate) async fn authenticate(
                 }
                 _ => Err(Rejection {
                     status: unknown_organization(),
-                    known: Some(Known::from(&caller)),
+                    known: Some(CallerIdentity::from(&caller)),
                 }),
             }
         }
@@ -273,8 +276,12 @@ async fn authenticate_token(
     let (user, personal) =
         store.user_sign_in(&profile, Some(entry), now).await.map_err(status::from_store)?;
     let organization = selected.unwrap_or(personal);
-    let role =
-        member_role(store, Known { organization: personal, user, key: None }, organization).await?;
+    let role = member_role(
+        store,
+        CallerIdentity { organization: personal, user, key: None },
+        organization,
+    )
+    .await?;
     Ok(Some(Caller {
         organization,
         user,
@@ -291,7 +298,7 @@ async fn authenticate_token(
 /// Returns the role of a known user in the selected organization.
 async fn member_role(
     store: &Store,
-    known: Known,
+    known: CallerIdentity,
     organization: OrganizationId,
 ) -> Result<Role, Rejection> {
     let role = store.user_role(known.user, organization).await.map_err(status::from_store)?;

@@ -25,14 +25,14 @@ use crate::{
     audit::{
         draft::AuditDraft,
         methods::{self, Method},
-        origin::{Known, Origin, Protocol},
+        origin::{CallerIdentity, Origin, Protocol},
         writer,
     },
     caller::Caller,
     deadline::Deadline,
     limit::Account,
     metrics::{self, Transcoded},
-    quotas::{Mark, Metered},
+    quotas::{CredentialHash, QuotaStates},
     status,
 };
 
@@ -95,12 +95,12 @@ where
                 Ok(Status::unimplemented("the method does not exist").into_http())
             });
         };
-        let method = methods::of(&path);
-        let origin = Origin::of(&request);
+        let method = methods::find_method(&path);
+        let origin = Origin::from_request(&request);
         let credentials = read_credentials(&request, origin.peer);
         let reached = request.extensions_mut().remove::<Transcoded>();
         // A protocol has authenticated the caller before it read the body, and counted the call.
-        let metered = request.extensions_mut().remove::<Metered>();
+        let metered = request.extensions_mut().remove::<QuotaStates>();
         request.extensions_mut().insert(origin.peer);
         let deadline = Deadline::from_extensions(request.extensions());
         let account = request.extensions().get::<Account>().cloned();
@@ -109,7 +109,7 @@ where
             if let Some(reached) = &reached {
                 reached.reached();
             }
-            let Admitted { caller, metered } = match admit(
+            let AuthorizedCall { caller, metered } = match admit(
                 &api,
                 &path,
                 access,
@@ -124,7 +124,7 @@ where
                 Ok(admitted) => admitted,
                 Err(status) => return Ok(call_guard.finish(status.code(), status.into_http())),
             };
-            let known = caller.as_ref().map(Known::from);
+            let known = caller.as_ref().map(CallerIdentity::from);
             let draft = method
                 .filter(|method| method.writes)
                 .map(|method| Arc::new(AuditDraft::new(method, &origin, known)));
@@ -136,7 +136,7 @@ where
                 call_guard.draft = Some((Arc::clone(draft), &origin, known));
             }
             let mut response = mark_client_errors(inner.call(request).await?);
-            metered.tell(response.headers_mut());
+            metered.write_headers(response.headers_mut());
             if origin.protocol.is_operator() {
                 response.extensions_mut().insert(metered.clone());
             }
@@ -154,7 +154,7 @@ where
                 {
                     let entry = draft.as_ref().map(|draft| draft.entry(code));
                     let entry = entry.unwrap_or_else(|| origin.entry(&method.name, known, code));
-                    api.audit_writer().refused(&origin, known, entry);
+                    api.audit_writer().record_refused(&origin, known, entry);
                     Ok(())
                 }
                 // Boxed, because it is rare and would enlarge the future of every call.
@@ -166,7 +166,7 @@ where
                 Ok(()) => call_guard.finish(code, response),
                 Err(status) => {
                     let mut response = status.clone().into_http();
-                    metered.tell(response.headers_mut());
+                    metered.write_headers(response.headers_mut());
                     call_guard.finish(status.code(), response)
                 }
             })
@@ -219,7 +219,7 @@ fn mark_client_errors<B>(mut response: Response<B>) -> Response<B> {
 async fn record(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
     // The database is probably unavailable, and the next attempt would take as long.
     if code != Code::Unavailable {
-        match writer::now(api, &entry).await {
+        match writer::write_entry(api, &entry).await {
             Ok(()) => return Ok(()),
             Err(error) if code == Code::Ok => {
                 tracing::warn!(
@@ -233,7 +233,7 @@ async fn record(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> 
             Err(_) => {}
         }
     }
-    api.audit_writer().later(entry);
+    api.audit_writer().enqueue(entry);
     Ok(())
 }
 
@@ -243,7 +243,7 @@ async fn record(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> 
 struct CallGuard<'a> {
     api: &'a Api,
     /// With the origin and the caller of the call.
-    draft: Option<(Arc<AuditDraft>, &'a Origin, Option<Known>)>,
+    draft: Option<(Arc<AuditDraft>, &'a Origin, Option<CallerIdentity>)>,
     call: metrics::Call,
     /// `None`: the response was sent, or the call has no deadline.
     deadline: Option<Deadline>,
@@ -277,17 +277,17 @@ impl Drop for CallGuard<'_> {
         if let Some((draft, origin, known)) = self.draft.take()
             && !draft.is_written()
         {
-            self.api.audit_writer().abandoned(origin, known, draft.entry(code));
+            self.api.audit_writer().record_abandoned(origin, known, draft.entry(code));
         }
     }
 }
 
 /// An authorized caller, and the quotas that the call was counted for.
 #[derive(Default)]
-struct Admitted {
+struct AuthorizedCall {
     /// `None` for public methods.
     caller: Option<Caller>,
-    metered: Metered,
+    metered: QuotaStates,
 }
 
 /// Authenticates and authorizes a call. `metered` is set if the call was counted before; `account`
@@ -300,11 +300,13 @@ async fn admit(
     credentials: Result<Credentials, Status>,
     origin: &Origin,
     method: Option<&'static Method>,
-    metered: Option<Metered>,
+    metered: Option<QuotaStates>,
     account: Option<&Account>,
-) -> Result<Admitted, Status> {
+) -> Result<AuthorizedCall, Status> {
     if access == Access::Public {
-        return account.map_or(Ok(()), Account::enter_anonymous).map(|()| Admitted::default());
+        return account
+            .map_or(Ok(()), Account::enter_anonymous)
+            .map(|()| AuthorizedCall::default());
     }
     let found = match credentials {
         Ok(credentials) => authenticate_and_count(api, credentials, origin, metered).await,
@@ -314,15 +316,19 @@ async fn admit(
         match check(path, access, &caller)
             .and_then(|()| account.map_or(Ok(()), |account| account.identify(caller.organization)))
         {
-            Ok(()) => Ok(Admitted { caller: Some(caller), metered }),
-            Err(status) => Err(Rejection { status, known: Some(Known::from(&caller)) }),
+            Ok(()) => Ok(AuthorizedCall { caller: Some(caller), metered }),
+            Err(status) => Err(Rejection { status, known: Some(CallerIdentity::from(&caller)) }),
         }
     });
     found.map_err(|Rejection { status, known }| {
         // Too many failed log-ins are refusals as well.
         if writer::is_refusal(status.code()) || status.code() == Code::ResourceExhausted {
             let name = method.map(|method| method.name.as_str()).unwrap_or_default();
-            api.audit_writer().refused(origin, known, origin.entry(name, known, status.code()));
+            api.audit_writer().record_refused(
+                origin,
+                known,
+                origin.entry(name, known, status.code()),
+            );
         }
         status
     })
@@ -334,24 +340,29 @@ async fn authenticate_and_count(
     api: &Api,
     credentials: Credentials,
     origin: &Origin,
-    metered: Option<Metered>,
-) -> Result<(Caller, Metered), Rejection> {
-    let mark = credentials
+    metered: Option<QuotaStates>,
+) -> Result<(Caller, QuotaStates), Rejection> {
+    let credential = credentials
         .bearer
         .as_ref()
-        .map(|bearer| Mark::of(bearer, credentials.organization.as_deref()));
+        .map(|bearer| CredentialHash::new(bearer, credentials.organization.as_deref()));
     let now = Instant::now();
     if metered.is_none()
-        && let Some(shed) = mark.as_ref().and_then(|mark| api.quotas().shed(mark, now))
+        && let Some(rejection) = credential
+            .as_ref()
+            .and_then(|credential| api.quotas().cached_rejection(credential, now))
     {
-        return Err(Rejection { status: shed.status(now), known: Some(shed.known) });
+        return Err(Rejection { status: rejection.status(now), known: Some(rejection.known) });
     }
     let caller = authenticate(api, credentials, origin).await?;
     let metered = match metered {
         Some(metered) => metered,
         None => {
-            let counted = api.quotas().request(api.store().ok(), &caller, mark).await;
-            counted.map_err(|status| Rejection { status, known: Some(Known::from(&caller)) })?
+            let counted = api.quotas().count_request(api.store().ok(), &caller, credential).await;
+            counted.map_err(|status| Rejection {
+                status,
+                known: Some(CallerIdentity::from(&caller)),
+            })?
         }
     };
     Ok((caller, metered))
@@ -377,10 +388,10 @@ pub(crate) fn authorize<'a, B>(
     api: &'a Api,
     path: &str,
     request: &Request<B>,
-) -> impl Future<Output = Result<Metered, Status>> + Send + use<'a, B> {
+) -> impl Future<Output = Result<QuotaStates, Status>> + Send + use<'a, B> {
     let access =
         rules::access(path).ok_or_else(|| Status::unimplemented("the method does not exist"));
-    let (method, origin) = (methods::of(path), Origin::of(request));
+    let (method, origin) = (methods::find_method(path), Origin::from_request(request));
     let credentials = read_credentials(request, origin.peer);
     let (path, account) = (path.to_owned(), request.extensions().get::<Account>().cloned());
     async move {
@@ -408,7 +419,7 @@ fn read_credentials<B>(request: &Request<B>, peer: Peer) -> Result<Credentials, 
     Ok(Credentials { bearer, organization, peer })
 }
 
-/// Returns the value of a header that must not be repeated: with two values, single_header could be checked
+/// Returns the value of a header that must not be repeated: with two values, one could be checked
 /// and the other used.
 fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Status> {
     let mut values = headers.get_all(name).iter();

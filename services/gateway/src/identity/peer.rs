@@ -26,12 +26,12 @@ pub(crate) enum Peer {
 
 /// The client that a trusted proxy forwards. A request extension that only the gateway sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Forwarded(pub(crate) IpAddr);
+pub(crate) struct ForwardedClient(pub(crate) IpAddr);
 
 impl Peer {
     /// The peer of the request's connection, or the client that a proxy forwards.
     pub(crate) fn from_extensions(extensions: &Extensions) -> Self {
-        if let Some(Forwarded(address)) = extensions.get() {
+        if let Some(ForwardedClient(address)) = extensions.get() {
             return Self::Forwarded(*address);
         }
         if let Some(socket) = extensions.get::<UdsConnectInfo>() {

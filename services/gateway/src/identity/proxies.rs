@@ -14,7 +14,7 @@ use std::{
 use ipnet::IpNet;
 use tonic::codegen::http::{Extensions, HeaderMap};
 
-use super::peer::{Forwarded, Peer};
+use super::peer::{ForwardedClient, Peer};
 use crate::limit::Holder;
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
@@ -30,7 +30,7 @@ pub(crate) struct InvalidNetwork(String);
 
 impl Proxies {
     /// # Errors
-    /// When a text is not a network, or is the network of all addresses: that would is_trusted every
+    /// When a text is not a network, or is the network of all addresses: that would trust every
     /// client.
     pub(crate) fn new(networks: &[String]) -> Result<Self, InvalidNetwork> {
         let networks = networks
@@ -45,7 +45,11 @@ impl Proxies {
     /// An invalid address ends the search, and its writer counts as the client: a trusted proxy.
     /// Anything before it may be forged. A client that counts as the proxy shares the limits of
     /// others instead of having new ones with each request.
-    pub(crate) fn client(&self, extensions: &Extensions, headers: &HeaderMap) -> Option<Forwarded> {
+    pub(crate) fn client(
+        &self,
+        extensions: &Extensions,
+        headers: &HeaderMap,
+    ) -> Option<ForwardedClient> {
         let Peer::Address(proxy) = Peer::from_extensions(extensions) else { return None };
         if !self.is_trusted(proxy) || !headers.contains_key(FORWARDED_FOR) {
             return None;
@@ -61,7 +65,7 @@ impl Proxies {
                 break;
             }
         }
-        Some(Forwarded(client))
+        Some(ForwardedClient(client))
     }
 
     /// The holder of a connection, for limits per network. Connections of trusted proxies have
@@ -259,7 +263,7 @@ mod tests {
             ("::1", "::1", "::2"),
             ("2001:db8::/127", "2001:db8::1", "2001:db8::2"),
         ] {
-            let network = network(text).expect("a network");
+            let network = parse_network(text).expect("a network");
             assert!(
                 network.contains(&within.parse::<IpAddr>().expect("an address")),
                 "{text} {within}"
@@ -282,7 +286,7 @@ mod tests {
             "proxy.example",
             "",
         ] {
-            assert!(network(text).is_none(), "{text}");
+            assert!(parse_network(text).is_none(), "{text}");
         }
     }
 }

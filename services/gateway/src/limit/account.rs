@@ -1,4 +1,4 @@
-//! What one request is charged for, and whom.
+//! The account of one request: its holder and its permits.
 
 use std::{
     fmt,
@@ -10,14 +10,16 @@ use construct_domain::OrganizationId;
 use tonic::Status;
 
 use super::{
-    Capacity, Holder, Limit, Share,
-    capacity::{ANONYMOUS_BODY, ANONYMOUS_BODY_TIMEOUT, BODY_PAUSE, SMALLEST_BODY},
+    Capacity, Holder, Limit, Permit,
+    capacity::{
+        ANONYMOUS_BODY_TIMEOUT, BODY_PART_TIMEOUT, MAX_ANONYMOUS_BODY_BYTES, MIN_BODY_CHARGE_BYTES,
+    },
     connection::Connection,
 };
 use crate::status;
 
-/// The account of one request, or of one connection of the operator protocol. Goes with the request
-/// among its extensions; clones are the same. Until it is known who calls, the network is charged.
+/// The account of one request, or of one connection of the operator protocol. A request extension;
+/// clones share it. Until the caller is authenticated, its network is charged.
 #[derive(Clone)]
 pub(crate) struct Account(Arc<Inner>);
 
@@ -33,19 +35,19 @@ struct Inner {
 #[derive(Default)]
 struct State {
     organization: Option<OrganizationId>,
-    anonymous: Option<Share>,
-    /// Bytes of the body that have come.
+    anonymous: Option<Permit>,
+    /// Bytes received of the body.
     received: usize,
-    body: Option<Share>,
+    body: Option<Permit>,
 }
 
-/// How long a request's body may take.
+/// The timeout of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyTimeout {
     None,
-    /// From the request's beginning to the end of the body.
+    /// From the start of the request to the end of the body.
     Total(Duration),
-    /// From one part of it to the next.
+    /// From one part of the body to the next.
     Pause(Duration),
 }
 
@@ -59,7 +61,7 @@ impl Account {
         Self(Arc::new(Inner { capacity, connection, network, is_endless, state: Mutex::default() }))
     }
 
-    /// Whom the request is charged to.
+    /// The holder that the request is charged to.
     pub(crate) fn holder(&self) -> Holder {
         self.state().organization.map_or(self.0.network, Holder::Organization)
     }
@@ -68,10 +70,10 @@ impl Account {
         &self.0.connection
     }
 
-    /// Charges an organization from now on: its credentials were accepted.
+    /// Charges an authenticated organization from now on.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` when it leaves too many answers unread.
+    /// `RESOURCE_EXHAUSTED` when it has too many unread responses.
     pub(crate) fn identify(&self, organization: OrganizationId) -> Result<(), Status> {
         let mut state = self.state();
         state.organization = Some(organization);
@@ -79,73 +81,68 @@ impl Account {
         drop(state);
         self.0.connection.identify();
         let holder = Holder::Organization(organization);
-        self.0
-            .capacity
-            .answers
-            .has_room(holder, 1)
-            .map_err(|full| full.status("answers that are not read"))
+        self.0.capacity.answers.has_room(holder, 1).map_err(|full| full.status("unread responses"))
     }
 
-    /// Counts an anonymous request until [`Account::release`]. To be called before its body is
-    /// read.
+    /// Counts an anonymous request until [`Account::release`]. Called before its body is read.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
     pub(crate) fn enter_anonymous(&self) -> Result<(), Status> {
         let mut state = self.state();
         if state.organization.is_none() && state.anonymous.is_none() {
-            let share = self.0.capacity.anonymous.take(self.0.network, 1);
+            let permit = self.0.capacity.anonymous.acquire(self.0.network, 1);
             state.anonymous =
-                Some(share.map_err(|full| full.status("requests without credentials"))?);
+                Some(permit.map_err(|full| full.status("requests without credentials"))?);
         }
         Ok(())
     }
 
-    /// A place for a request whose body is there and has to be translated. An anonymous request has
-    /// one already.
+    /// Acquires a permit for a request with a complete body that must be transcoded. An anonymous
+    /// request has a permit already.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
-    pub(crate) fn transcode(&self) -> Result<Option<Share>, Status> {
+    pub(crate) fn transcode(&self) -> Result<Option<Permit>, Status> {
         let Some(organization) = self.state().organization else { return Ok(None) };
-        let share = self.0.capacity.transcoded.take(Holder::Organization(organization), 1);
-        share.map(Some).map_err(|full| full.status("requests"))
+        let permit = self.0.capacity.transcoded.acquire(Holder::Organization(organization), 1);
+        permit.map(Some).map_err(|full| full.status("requests"))
     }
 
-    /// Charges for bytes of the request's body that have come.
+    /// Charges for received bytes of the request's body.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` when the body is larger than it may be, or there is no room for it.
+    /// `RESOURCE_EXHAUSTED` when the body is too large, or the limit of bodies is reached.
     pub(crate) fn receive(&self, bytes: usize) -> Result<(), Status> {
         let mut guard = self.state();
         let state = &mut *guard;
         state.received += bytes;
         let Some(organization) = state.organization else {
-            // There are few such requests, so that their bodies need not be counted together. The
-            // messages of an endless stream are limited one by one, where they are decoded.
-            let fits = self.0.is_endless || state.received <= ANONYMOUS_BODY;
-            return if fits { Ok(()) } else { Err(status::too_large(ANONYMOUS_BODY)) };
+            // The number of such requests is limited, so their bodies are not counted in total. The
+            // messages of an endless stream are limited one by one by their decoder.
+            let fits = self.0.is_endless || state.received <= MAX_ANONYMOUS_BODY_BYTES;
+            return if fits { Ok(()) } else { Err(status::too_large(MAX_ANONYMOUS_BODY_BYTES)) };
         };
         let charged = match &mut state.body {
-            Some(share) => share.grow(bytes),
+            Some(permit) => permit.grow(bytes),
             body @ None => {
                 let holder = Holder::Organization(organization);
                 self.0
                     .capacity
                     .bodies
-                    .take(holder, bytes.max(SMALLEST_BODY))
-                    .map(|share| *body = Some(share))
+                    .acquire(holder, bytes.max(MIN_BODY_CHARGE_BYTES))
+                    .map(|permit| *body = Some(permit))
             }
         };
         charged.map_err(|full| full.status("request bodies"))
     }
 
-    /// Gives back bytes of the body that are not held any more.
+    /// Returns bytes of the body that are no longer in memory.
     pub(crate) fn consume(&self, bytes: usize) {
         let mut state = self.state();
         state.received = state.received.saturating_sub(bytes);
-        if let Some(share) = &mut state.body {
-            share.shrink(bytes);
+        if let Some(permit) = &mut state.body {
+            permit.shrink(bytes);
         }
     }
 
@@ -153,27 +150,27 @@ impl Account {
         match self.state().organization {
             _ if self.0.is_endless => BodyTimeout::None,
             None => BodyTimeout::Total(ANONYMOUS_BODY_TIMEOUT),
-            Some(_) => BodyTimeout::Pause(BODY_PAUSE),
+            Some(_) => BodyTimeout::Pause(BODY_PART_TIMEOUT),
         }
     }
 
-    /// Charges for bytes of an answer that are there.
-    pub(crate) fn answer(&self, bytes: usize) -> Share {
+    /// Charges for bytes of a response in memory.
+    pub(crate) fn answer(&self, bytes: usize) -> Permit {
         self.answers().charge(self.holder(), bytes)
     }
 
-    /// Waits until there is room for so many bytes of answers. Whoever calls this limits how long.
-    pub(crate) async fn wait_for_answer(&self, bytes: usize) -> Share {
+    /// Waits until this many bytes of responses can be charged. The caller sets a timeout.
+    pub(crate) async fn wait_for_answer(&self, bytes: usize) -> Permit {
         self.answers().wait(self.holder(), bytes).await
     }
 
-    /// Whether there is room for so many bytes of answers.
+    /// Whether this many bytes of responses can be charged.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
     pub(crate) fn check_answer(&self, bytes: usize) -> Result<(), Status> {
         let room = self.answers().has_room(self.holder(), bytes);
-        room.map_err(|full| full.status("answers that are not read"))
+        room.map_err(|full| full.status("unread responses"))
     }
 
     fn answers(&self) -> &Limit {
@@ -183,7 +180,7 @@ impl Account {
         }
     }
 
-    /// The request is answered: what it was given is free.
+    /// The response is complete: the permits of the request are returned.
     pub(crate) fn release(&self) {
         let mut state = self.state();
         state.anonymous = None;

@@ -1,4 +1,4 @@
-//! One connection: whether its client is known, and whether it reads.
+//! One connection: whether its client is authenticated, and whether it reads.
 
 use std::{
     collections::HashMap,
@@ -10,34 +10,34 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{Account, Full, Holder, Limit, Share, UNREAD_TIMEOUT};
+use super::{Account, Holder, Limit, LimitReached, Permit, UNREAD_TIMEOUT};
 
-/// How long a connection may be idle whose client is not known.
-const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection without an authenticated client may be idle.
+const NEW_CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The connections of a port. Clones share the limits.
 ///
-/// A connection is a newcomer until credentials were accepted on it. There are few places for
-/// newcomers, so that who has no credentials cannot take those of others.
+/// A connection is new until credentials are accepted on it. New connections have their own small
+/// limit, so that clients without credentials cannot use up the connections of others.
 #[derive(Debug, Clone)]
 pub(crate) struct Connections {
-    newcomers: Limit,
+    unauthenticated: Limit,
     known: Limit,
 }
 
 impl Connections {
-    pub(crate) const fn new(newcomers: Limit, known: Limit) -> Self {
-        Self { newcomers, known }
+    pub(crate) const fn new(unauthenticated: Limit, known: Limit) -> Self {
+        Self { unauthenticated, known }
     }
 
-    /// Takes a place for a connection from a network.
+    /// Acquires a slot for a connection from a network.
     ///
     /// # Errors
     /// When there is none.
-    pub(crate) fn accept(&self, network: Holder) -> Result<Arc<Connection>, Full> {
-        let share = self.newcomers.take(network, 1)?;
-        let seat = Seat { network, known: self.known.clone(), share, is_known: false };
-        Ok(Arc::new(Connection { state: Mutex::new(State { seat: Some(seat), ..State::new() }) }))
+    pub(crate) fn accept(&self, network: Holder) -> Result<Arc<Connection>, LimitReached> {
+        let permit = self.unauthenticated.acquire(network, 1)?;
+        let slot = Slot { network, known: self.known.clone(), permit, is_known: false };
+        Ok(Arc::new(Connection { state: Mutex::new(State { slot: Some(slot), ..State::new() }) }))
     }
 }
 
@@ -49,21 +49,21 @@ pub(crate) struct Connection {
 
 #[derive(Debug)]
 struct State {
-    /// None: it is not counted.
-    seat: Option<Seat>,
-    /// Requests and answers under way.
-    running: usize,
+    /// `None`: the connection is not counted.
+    slot: Option<Slot>,
+    /// Requests and responses in progress.
+    in_progress: usize,
     idle_since: Instant,
     next_answer: u64,
-    /// Answers whose client has to read before they go on, and since when.
+    /// Responses that wait for their client to read, with the start of the wait.
     unread: HashMap<u64, Instant>,
 }
 
 impl State {
     fn new() -> Self {
         Self {
-            seat: None,
-            running: 0,
+            slot: None,
+            in_progress: 0,
             idle_since: Instant::now(),
             next_answer: 0,
             unread: HashMap::new(),
@@ -72,61 +72,64 @@ impl State {
 }
 
 #[derive(Debug)]
-struct Seat {
+struct Slot {
     network: Holder,
     known: Limit,
-    share: Share,
+    permit: Permit,
     is_known: bool,
 }
 
 impl Connection {
-    /// A connection that no limit counts, as that of a process of the same user.
+    /// A connection without a limit, such as that of a process of the same user.
     pub(crate) fn uncounted() -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::new()) })
     }
 
-    /// Credentials were accepted: the connection is no newcomer any more. It stays one while there
-    /// is no room.
+    /// Records that credentials were accepted: the connection is no longer new. It stays new while
+    /// the limit for authenticated ones is reached.
     pub(crate) fn identify(&self) {
-        if let Some(seat) = &mut self.state().seat
-            && !seat.is_known
-            && let Ok(share) = seat.known.take(seat.network, 1)
+        if let Some(slot) = &mut self.state().slot
+            && !slot.is_known
+            && let Ok(permit) = slot.known.acquire(slot.network, 1)
         {
-            seat.share = share;
-            seat.is_known = true;
+            slot.permit = permit;
+            slot.is_known = true;
         }
     }
 
-    /// Counts a request until this is dropped.
-    pub(crate) fn begin(self: &Arc<Self>) -> Running {
-        self.state().running += 1;
-        Running(Arc::clone(self))
+    /// Counts a request until the returned value is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> InProgress {
+        self.state().in_progress += 1;
+        InProgress(Arc::clone(self))
     }
 
-    /// Follows an answer until it is dropped, and all that was handed out of it.
+    /// Tracks a response until it and all its parts are dropped.
     pub(crate) fn answer(self: &Arc<Self>, account: &Account) -> Arc<Answer> {
-        let running = self.begin();
+        let in_progress = self.begin();
         let mut state = self.state();
         let id = state.next_answer;
         state.next_answer += 1;
         state.unread.insert(id, Instant::now());
         drop(state);
         Arc::new(Answer {
-            running,
+            in_progress,
             id,
-            held: Mutex::new(Held { share: account.answer(0), is_waiting: false }),
+            state: Mutex::new(AnswerState { permit: account.answer(0), is_waiting: false }),
         })
     }
 
-    /// Why the connection has to be closed, if it has to.
+    /// Why the connection must be closed, if it must.
     pub(crate) fn misuse(&self) -> Option<&'static str> {
         let state = self.state();
         if state.unread.values().any(|since| since.elapsed() >= UNREAD_TIMEOUT) {
-            return Some("the client does not read its answers");
+            return Some("the client does not read its responses");
         }
-        let is_newcomer = state.seat.as_ref().is_some_and(|seat| !seat.is_known);
-        if is_newcomer && state.running == 0 && state.idle_since.elapsed() >= NEWCOMER_TIMEOUT {
-            return Some("the client is not known and asks for nothing");
+        let is_new = state.slot.as_ref().is_some_and(|slot| !slot.is_known);
+        if is_new
+            && state.in_progress == 0
+            && state.idle_since.elapsed() >= NEW_CONNECTION_IDLE_TIMEOUT
+        {
+            return Some("the client is not authenticated and idle");
         }
         None
     }
@@ -136,74 +139,73 @@ impl Connection {
     }
 }
 
-/// Something under way on a connection, until it is dropped.
+/// A request or response in progress on a connection, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Running(Arc<Connection>);
+pub(crate) struct InProgress(Arc<Connection>);
 
-impl Drop for Running {
+impl Drop for InProgress {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.running -= 1;
+        state.in_progress -= 1;
         state.idle_since = Instant::now();
     }
 }
 
-/// An answer on its way to a client: how much of it is in memory, and since when the client has not
-/// read of it.
+/// A response on its way to a client: its bytes in memory, and since when the client has not read.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    running: Running,
+    in_progress: InProgress,
     id: u64,
-    held: Mutex<Held>,
+    state: Mutex<AnswerState>,
 }
 
 #[derive(Debug)]
-struct Held {
-    share: Share,
+struct AnswerState {
+    permit: Permit,
     /// There is nothing more to send at the moment.
     is_waiting: bool,
 }
 
 impl Answer {
-    /// More of it is there.
+    /// Charges for more bytes.
     pub(crate) fn add(&self, bytes: usize) {
-        let mut held = self.held();
-        held.is_waiting = false;
-        held.share.add(bytes);
+        let mut state = self.state();
+        state.is_waiting = false;
+        state.permit.add(bytes);
         self.read_at(Some(Instant::now()));
     }
 
-    /// There is nothing more to send at the moment: the client need not read.
+    /// Records that there is nothing more to send at the moment: the client need not read.
     pub(crate) fn wait(&self) {
-        let mut held = self.held();
-        held.is_waiting = true;
-        if held.share.amount() == 0 {
+        let mut state = self.state();
+        state.is_waiting = true;
+        if state.permit.amount() == 0 {
             self.read_at(None);
         }
     }
 
-    /// A part of what was added, to be handed to the connection. It is free when the client has
-    /// read it, which is when the part is dropped.
+    /// A part of the charged bytes, for the connection. Dropping it, when the client has read it,
+    /// returns the bytes.
     pub(crate) fn part(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Part { bytes, answer: Arc::clone(self) })
     }
 
-    fn sent(&self, bytes: usize) {
-        let mut held = self.held();
-        held.share.shrink(bytes);
-        self.read_at((!held.is_waiting || held.share.amount() > 0).then(Instant::now));
+    fn release(&self, bytes: usize) {
+        let mut state = self.state();
+        state.permit.shrink(bytes);
+        self.read_at((!state.is_waiting || state.permit.amount() > 0).then(Instant::now));
     }
 
     fn read_at(&self, time: Option<Instant>) {
-        let mut state = self.running.0.state();
+        let mut state = self.in_progress.0.state();
         match time {
             Some(time) => _ = state.unread.insert(self.id, time),
             None => _ = state.unread.remove(&self.id),
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, AnswerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,7 +229,7 @@ impl AsRef<[u8]> for Part {
 impl Drop for Part {
     fn drop(&mut self) {
         let bytes = mem::take(&mut self.bytes);
-        self.answer.sent(bytes.len());
+        self.answer.release(bytes.len());
     }
 }
 
@@ -241,22 +243,23 @@ mod tests {
     use super::*;
     use crate::{Config, limit::Capacity};
 
-    fn connections(newcomers: usize) -> Connections {
-        Connections::new(Limit::new(newcomers, newcomers), Limit::new(1, 1))
+    fn connections(unauthenticated: usize) -> Connections {
+        Connections::new(Limit::new(unauthenticated, unauthenticated), Limit::new(1, 1))
     }
 
     fn network() -> Holder {
         Holder::network(Some(IpAddr::from([192, 0, 2, 1])))
     }
 
-    /// A connection of somebody who is known, an answer on it, and the limits that it is charged
-    /// to.
+    /// An authenticated connection, a response on it, and the limits that it is charged to.
     fn answer() -> (Arc<Connection>, Arc<Answer>, Arc<Capacity>) {
         let (connection, capacity) =
             (Connection::uncounted(), Arc::new(Capacity::new(&Config::default())));
         let account =
             Account::new(Arc::clone(&capacity), Arc::clone(&connection), Holder::Shared, false);
-        account.identify(OrganizationId::from_uuid(Uuid::from_u128(1))).expect("nothing is unread");
+        account
+            .identify(OrganizationId::from_uuid(Uuid::from_u128(1)))
+            .expect("no unread responses");
         let answer = connection.answer(&account);
         (connection, answer, capacity)
     }
@@ -266,13 +269,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn known_connection_leaves_its_place_to_newcomers() {
+    async fn authenticated_connection_frees_its_slot() {
         let connections = connections(1);
-        let first = connections.accept(network()).expect("there is a place");
+        let first = connections.accept(network()).expect("a slot");
         assert!(connections.accept(network()).is_err());
         first.identify();
-        let second = connections.accept(network()).expect("there is a place again");
-        // There is no place for another one who is known: it stays where it is.
+        let second = connections.accept(network()).expect("a free slot");
+        // The limit for authenticated connections is reached: it stays new.
         second.identify();
         assert!(connections.accept(network()).is_err());
         drop(first);
@@ -281,14 +284,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn newcomer_may_be_idle_for_a_while_only() {
-        let connection = connections(1).accept(network()).expect("there is a place");
+    async fn new_connection_is_closed_when_idle() {
+        let connection = connections(1).accept(network()).expect("a slot");
         pass(29).await;
         assert_eq!(connection.misuse(), None);
-        let running = connection.begin();
+        let in_progress = connection.begin();
         pass(60).await;
-        assert_eq!(connection.misuse(), None, "it waits for an answer");
-        drop(running);
+        assert_eq!(connection.misuse(), None, "it waits for a response");
+        drop(in_progress);
         pass(30).await;
         assert!(connection.misuse().is_some());
         connection.identify();
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answer_that_is_not_read_is_charged_and_ends_its_connection() {
+    async fn unread_response_is_charged_and_closes_the_connection() {
         let (connection, answer, capacity) = answer();
         answer.add(25 << 20);
         let parts = [
@@ -304,19 +307,22 @@ mod tests {
             answer.part(Bytes::from(vec![0; 10 << 20])),
         ];
         let organization = Holder::Organization(OrganizationId::from_uuid(Uuid::from_u128(1)));
-        assert!(capacity.answers.has_room(organization, 1).is_err(), "it has more than its share");
+        assert!(
+            capacity.answers.has_room(organization, 1).is_err(),
+            "the organization exceeds its maximum"
+        );
         let [first, second] = parts;
         pass(29).await;
         drop(first);
         assert!(capacity.answers.has_room(organization, 1).is_ok());
         pass(29).await;
-        assert_eq!(connection.misuse(), None, "it reads slowly");
-        // That there is nothing more to send does not help.
+        assert_eq!(connection.misuse(), None, "the client reads slowly");
+        // An empty queue is no excuse for unread bytes.
         answer.wait();
         pass(1).await;
         assert!(connection.misuse().is_some());
         drop(second);
-        assert_eq!(connection.misuse(), None, "all is read, and nothing to send");
+        assert_eq!(connection.misuse(), None, "everything is read, and there is nothing to send");
         pass(600).await;
         assert_eq!(connection.misuse(), None);
         drop(answer);
@@ -324,11 +330,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answer_that_nobody_fetches_ends_its_connection() {
+    async fn unfetched_response_closes_the_connection() {
         let (connection, answer, _) = answer();
         pass(30).await;
         assert!(connection.misuse().is_some());
-        // What was handed out outlives its answer.
+        // Parts outlive their response.
         answer.add(1);
         let part = answer.part(Bytes::from_static(b"x"));
         drop(answer);

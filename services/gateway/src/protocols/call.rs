@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     api::RepeatedResponse,
-    limit::{Account, Share},
-    quotas::Metered,
+    limit::{Account, Permit},
+    quotas::QuotaStates,
     server::MAX_REQUEST,
     status,
 };
@@ -58,7 +58,7 @@ pub(super) struct Call<'a> {
 pub(super) struct Reply {
     pub(super) metadata: HeaderMap,
     /// The quotas in the metadata, for a protocol without headers.
-    pub(super) metered: Metered,
+    pub(super) metered: QuotaStates,
     /// Whether it is the stored response to an earlier request with the same idempotency key.
     pub(super) repeated: bool,
     pub(super) message: Bytes,
@@ -82,7 +82,7 @@ impl Call<'_> {
     pub(super) async fn open(self, inner: Inner, body: Body) -> Result<Answers, Status> {
         let response = inner.oneshot(self.request(body)).await.map_err(Status::from_error)?;
         let (mut head, body) = response.into_parts();
-        let metered: Metered = head.extensions.remove().unwrap_or_default();
+        let metered: QuotaStates = head.extensions.remove().unwrap_or_default();
         let repeated = head.extensions.remove::<RepeatedResponse>().is_some();
         // A call that fails before its first message has its status in the headers.
         let mut trailers = HeaderMap::new();
@@ -136,7 +136,7 @@ pub(super) fn unary_body(message: &[u8]) -> Body {
 pub(super) struct Answers {
     pub(super) metadata: HeaderMap,
     /// The quotas that the call was counted against, if any.
-    pub(super) metered: Metered,
+    pub(super) metered: QuotaStates,
     /// Whether this is the stored response to an earlier request with the same idempotency key.
     repeated: bool,
     /// Complete after the last message.
@@ -149,7 +149,7 @@ impl Answers {
     #[cfg(test)]
     pub(super) fn new(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
-        let metered = Metered::default();
+        let metered = QuotaStates::default();
         Self {
             metadata: HeaderMap::new(),
             metered,
@@ -242,7 +242,7 @@ pub(super) fn interrupted(error: Status) -> Status {
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED` when there are too many.
-pub(super) fn acquire_request_permit(extensions: &Extensions) -> Result<Option<Share>, Status> {
+pub(super) fn acquire_request_permit(extensions: &Extensions) -> Result<Option<Permit>, Status> {
     extensions.get::<Account>().map_or(Ok(None), Account::transcode)
 }
 

@@ -146,7 +146,7 @@ pub(crate) fn spawn(
                 continue;
             };
             // A client without TLS gets no response.
-            let (Ok(accepted), Ok(handshake)) = (accepted, handshakes.take(network, 1)) else {
+            let (Ok(accepted), Ok(handshake)) = (accepted, handshakes.acquire(network, 1)) else {
                 continue;
             };
             let (config, stopping) = (tls.lines(), draining.clone());

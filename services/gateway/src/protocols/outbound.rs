@@ -15,7 +15,7 @@ use futures::future::poll_fn;
 use http_body::{Body as _, Frame, SizeHint};
 use tonic::{Status, body::Body, codegen::http::Response};
 
-use crate::limit::{Account, Share, connection::Answer};
+use crate::limit::{Account, Permit, connection::Answer};
 
 /// Size of a part, in bytes.
 const PART_BYTES: usize = 16 * 1024;
@@ -30,7 +30,7 @@ pub(super) const ALWAYS_ALLOWED_BYTES: usize = 64 * 1024;
 /// `RESOURCE_EXHAUSTED` when the response is large and the caller has too much unread data.
 pub(super) async fn charge(
     account: &Account,
-    share: Option<Share>,
+    share: Option<Permit>,
     response: Response<Body>,
     is_unary: impl FnOnce() -> bool,
 ) -> Result<Response<Body>, Status> {
@@ -72,7 +72,7 @@ struct ChargedBody {
     next: Option<Option<Result<Frame<Bytes>, Status>>>,
     body: Body,
     answer: Arc<Answer>,
-    _share: Option<Share>,
+    _share: Option<Permit>,
 }
 
 impl http_body::Body for ChargedBody {

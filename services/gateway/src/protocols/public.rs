@@ -2,7 +2,7 @@
 
 use tonic::{Status, body::Body, codegen::http::Request};
 
-use crate::limit::{Capacity, Holder, Share};
+use crate::limit::{Capacity, Holder, Permit};
 
 const STREAMS: [&str; 3] = [
     "/grpc.health.v1.Health/Watch",
@@ -23,10 +23,10 @@ pub(super) fn acquire_permit(
     capacity: &Capacity,
     holder: Holder,
     request: &Request<Body>,
-) -> Result<Option<Share>, Status> {
+) -> Result<Option<Permit>, Status> {
     if !is_stream(request) {
         return Ok(None);
     }
-    let share = capacity.public_streams.take(holder, 1);
+    let share = capacity.public_streams.acquire(holder, 1);
     share.map(Some).map_err(|full| full.status("health and reflection streams"))
 }

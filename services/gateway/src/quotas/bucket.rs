@@ -1,29 +1,29 @@
-//! A token bucket: as many requests as in a minute may come at once, and from then on as many as
-//! fit into the time that passes.
+//! A token bucket: a burst may use a whole minute of the rate, and then requests are admitted at
+//! the rate.
 //!
-//! Kept is only one moment: until when the requests that were let in would take, each its part of a
-//! minute, if they came one after the other. A bucket whose moment is past is as good as a new one,
-//! so that it can be forgotten.
+//! The only state is one time: when the admitted requests would end, if each took its part of a
+//! minute, one after the other. A bucket whose time has passed equals a new one, and can be
+//! dropped.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What a limit is about.
+/// The period of a limit.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 
-/// What was let in.
+/// The admitted requests.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bucket {
     paid_until: Instant,
 }
 
-/// How a bucket stands.
+/// The fill level of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Level {
-    /// Requests that would be let in at once.
+    /// Requests that would be admitted now.
     pub(super) remaining: u32,
-    /// How long until it is full again.
+    /// Time until it is full.
     pub(super) full_in: Duration,
 }
 
@@ -32,27 +32,27 @@ impl Bucket {
         Self { paid_until: now }
     }
 
-    /// Whether it is as good as a new one.
+    /// Whether it equals a new one.
     pub(super) fn is_full(&self, now: Instant) -> bool {
         self.paid_until <= now
     }
 
-    /// How long the next request would have to wait; none: it need not.
+    /// How long the next request would have to wait; `None`: it is admitted now.
     pub(super) fn wait(&self, limit: u32, now: Instant) -> Option<Duration> {
-        let Some(part) = part(limit) else { return Some(WINDOW) };
-        let wait = (self.debt(now) + part).saturating_sub(WINDOW);
+        let Some(interval) = request_interval(limit) else { return Some(WINDOW) };
+        let wait = (self.debt(now) + interval).saturating_sub(WINDOW);
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// Lets a request in.
+    /// Admits a request.
     pub(super) fn take(&mut self, limit: u32, now: Instant) {
-        self.paid_until = self.paid_until.max(now) + part(limit).unwrap_or_default();
+        self.paid_until = self.paid_until.max(now) + request_interval(limit).unwrap_or_default();
     }
 
     pub(super) fn level(&self, limit: u32, now: Instant) -> Level {
         let debt = self.debt(now);
         let left = WINDOW.saturating_sub(debt).as_nanos();
-        let remaining = part(limit).map_or(0, |part| left / part.as_nanos());
+        let remaining = request_interval(limit).map_or(0, |interval| left / interval.as_nanos());
         Level { remaining: u32::try_from(remaining).unwrap_or(u32::MAX).min(limit), full_in: debt }
     }
 
@@ -61,8 +61,8 @@ impl Bucket {
     }
 }
 
-/// The part of a minute that one request takes. None: none ever fits.
-fn part(limit: u32) -> Option<Duration> {
+/// The part of a minute that one request takes. `None`: no request is admitted.
+fn request_interval(limit: u32) -> Option<Duration> {
     (limit > 0).then(|| WINDOW / limit)
 }
 
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_minutes_worth_comes_at_once_and_then_what_fits_into_the_time() {
+    async fn burst_of_a_minute_then_steady_rate() {
         let mut bucket = Bucket::new(Instant::now());
         for left in (0..60).rev() {
             assert_eq!(bucket.wait(60, Instant::now()), None);
@@ -96,9 +96,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn over_an_hour_no_more_come_through_than_the_rate_and_one_minutes_worth() {
+    async fn hour_admits_the_rate_plus_one_burst() {
         let (mut bucket, mut admitted) = (Bucket::new(Instant::now()), 0);
-        // Somebody who asks 100 times a second.
+        // A client that sends 100 requests a second.
         for _ in 0..360_000 {
             if bucket.wait(600, Instant::now()).is_none() {
                 bucket.take(600, Instant::now());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_nothing_and_a_limit_that_changes_holds_at_once() {
+    async fn zero_admits_nothing_and_changed_limit_applies_at_once() {
         let mut bucket = Bucket::new(Instant::now());
         assert_eq!(bucket.wait(0, Instant::now()), Some(WINDOW));
         assert_eq!(bucket.level(0, Instant::now()).remaining, 0);
@@ -118,7 +118,7 @@ mod tests {
             bucket.take(10, Instant::now());
         }
         assert!(bucket.wait(10, Instant::now()).is_some());
-        // The next one takes less of a minute, and waits only for that.
+        // With the higher limit a request takes less time, and waits only for that.
         assert_eq!(bucket.wait(60_000, Instant::now()), Some(Duration::from_millis(1)));
         pass(Duration::from_millis(1)).await;
         assert_eq!(bucket.wait(60_000, Instant::now()), None);

@@ -1,22 +1,21 @@
-//! Days and months that quotas are counted in.
+//! The days and months of quotas.
 
 use construct_store::Periods;
 use jiff::Timestamp;
 
-/// Whose days and months they are.
+/// Determines days and months.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Calendar {
-    /// Those of UTC.
+    /// Days and months of UTC.
     #[default]
     Utc,
-    /// One day and one month that nothing leaves: what a test does must not be of two days because
-    /// it runs at midnight.
+    /// One fixed day and month, so that a test does not depend on whether it runs at midnight.
     #[cfg(test)]
     Fixed(Periods),
 }
 
 impl Calendar {
-    /// The day and the month that a time is in.
+    /// The day and the month of a time.
     pub(crate) fn periods(self, now: Timestamp) -> Periods {
         match self {
             Self::Utc => Periods::containing(now),
@@ -25,9 +24,9 @@ impl Calendar {
         }
     }
 
-    /// A day that began twelve hours ago, in a month that began twelve days ago.
+    /// A day that started twelve hours ago, in a month that started twelve days ago.
     #[cfg(test)]
-    pub(crate) fn around(now: Timestamp) -> Self {
+    pub(crate) fn fixed_around(now: Timestamp) -> Self {
         let hours = jiff::SignedDuration::from_hours;
         Self::Fixed(Periods {
             day: now - hours(12),

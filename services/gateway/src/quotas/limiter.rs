@@ -1,4 +1,4 @@
-//! What is counted, and where it ends.
+//! Counts usage and enforces quotas.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,25 +17,25 @@ use tonic::Status;
 use super::{
     bucket::{Bucket, WINDOW},
     calendar::Calendar,
-    refusal::{Left, Metered, Refusal},
+    refusal::{QuotaState, QuotaStates, Refusal},
     tiers::UNLIMITED,
 };
-use crate::{Config, audit::origin::Known, caller::Caller, metrics, status};
+use crate::{Config, audit::origin::CallerIdentity, caller::Caller, metrics, status};
 
-/// How long what the operator has said of an organization is believed before it is read again.
-const KNOWN: Duration = Duration::from_secs(5);
-/// How long what an organization has done is believed before it is counted again.
-const COUNTED: Duration = Duration::from_secs(2);
-/// After how long an upload may have made room.
-const UPLOADS: Duration = Duration::from_secs(60);
-/// Entries of a table beyond which those are forgotten that say nothing. Others are as many as
+/// How long the limits of an organization are cached.
+const LIMITS_TTL: Duration = Duration::from_secs(5);
+/// How long a count of usage is cached.
+const COUNTS_TTL: Duration = Duration::from_secs(2);
+/// Retry delay for an upload beyond the limit.
+const UPLOAD_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// Size from which a table drops entries without information. The remaining ones are bounded by the
 /// organizations and keys that called within a minute.
-const REMEMBERED: usize = 4096;
+const MAX_TABLE_ENTRIES: usize = 4096;
 
-/// The quotas of all organizations, as this gateway sees them.
+/// The quotas of all organizations, in this gateway.
 pub(crate) struct Quotas {
     tiers: BTreeMap<String, Limits>,
-    /// The tier of organizations of which nothing was said, but for the operator's.
+    /// The default tier, except for the operator's organization.
     tier: String,
     calendar: Calendar,
     tables: Mutex<Tables>,
@@ -43,40 +43,40 @@ pub(crate) struct Quotas {
 
 #[derive(Default)]
 struct Tables {
-    known: HashMap<OrganizationId, Held>,
+    known: HashMap<OrganizationId, CachedLimits>,
     buckets: HashMap<Subject, Bucket>,
-    shed: HashMap<Mark, Shed>,
-    readings: HashMap<Book, Arc<tokio::sync::Mutex<Option<Reading>>>>,
+    rejections: HashMap<CredentialHash, CachedRejection>,
+    snapshots: HashMap<Scope, Arc<tokio::sync::Mutex<Option<UsageSnapshot>>>>,
 }
 
-/// What holds for an organization.
+/// The cached limits of an organization.
 #[derive(Debug, Clone)]
-struct Held {
+struct CachedLimits {
     limits: Limits,
     read: Instant,
 }
 
-/// Who has a bucket.
+/// The owner of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
     Organization(OrganizationId),
     Key(OrganizationId, ApiKeyId),
 }
 
-/// What is counted together.
+/// What is counted in one query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Book {
+enum Scope {
     Organization(OrganizationId),
     /// All keys of an organization.
     Keys(OrganizationId),
 }
 
-/// What was presented, as a hash. What was refused a moment ago need not be looked up again.
+/// The hash of credentials. A caller that was refused a moment ago is not looked up again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Mark([u8; 32]);
+pub(crate) struct CredentialHash([u8; 32]);
 
-impl Mark {
-    pub(crate) fn of(bearer: &str, organization: Option<&str>) -> Self {
+impl CredentialHash {
+    pub(crate) fn new(bearer: &str, organization: Option<&str>) -> Self {
         let hash = Sha256::new()
             .chain_update(bearer)
             .chain_update("\0")
@@ -85,87 +85,86 @@ impl Mark {
     }
 }
 
-/// Whose calls are refused unseen, and until when.
+/// A refusal that is repeated without a check.
 #[derive(Debug, Clone)]
-pub(crate) struct Shed {
-    pub(crate) known: Known,
+pub(crate) struct CachedRejection {
+    pub(crate) known: CallerIdentity,
     refusal: Refusal,
-    /// When there is room again.
+    /// When a request is admitted again.
     free: Instant,
-    /// Not for longer than limits are believed: there may be more meanwhile.
+    /// At most as long as limits are cached: they may be raised meanwhile.
     until: Instant,
 }
 
-impl Shed {
-    /// What is said at this moment.
+impl CachedRejection {
+    /// The refusal at this time.
     pub(crate) fn status(&self, now: Instant) -> Status {
         let mut refusal = self.refusal.clone();
-        refusal.left.reset = self.free.saturating_duration_since(now);
-        refused(&refusal)
+        refusal.state.reset = self.free.saturating_duration_since(now);
+        rejection_status(&refusal)
     }
 }
 
-/// What an organization or each of its keys has done, as it was counted last.
-struct Reading {
+/// The counted usage of an organization, or of each of its keys.
+struct UsageSnapshot {
     at: Instant,
     day: Timestamp,
     /// What was counted.
     of: CountSelection,
-    /// By key; none: the organization. Who is not in it has done nothing.
+    /// By key; `None` for the organization. A missing key has no usage.
     done: HashMap<Option<ApiKeyId>, Counts>,
-    /// Whom something was allowed since, which may not have come about. Another's refusal is no
-    /// reason to count again.
-    ahead: HashSet<Option<ApiKeyId>>,
+    /// Subjects with admitted requests since then, which may have failed. A refusal of another
+    /// subject is no reason to count again.
+    unconfirmed: HashSet<Option<ApiKeyId>>,
 }
 
-impl Reading {
-    fn of(&self, subject: Subject) -> Counts {
+impl UsageSnapshot {
+    fn counts(&self, subject: Subject) -> Counts {
         self.done.get(&subject.key()).copied().unwrap_or_default()
     }
 }
 
-/// What a call adds to.
+/// What a call adds to the usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Tasks it begins.
+pub(crate) struct QuotaRequest {
+    /// Tasks that it creates.
     pub(crate) tasks: i64,
-    /// Whether models and scripts will work for it.
+    /// Whether it causes work of models and scripts.
     pub(crate) work: bool,
-    /// Bytes that are to be kept.
+    /// Additional stored bytes.
     pub(crate) bytes: i64,
-    /// The same for the key: where room is made by what another has stored, it is the
-    /// organization's alone.
+    /// The same for the key: space freed from content of others counts for the organization only.
     pub(crate) bytes_of_key: i64,
 }
 
-impl Wanted {
+impl QuotaRequest {
     pub(crate) const TASK: Self = Self { tasks: 1, work: false, bytes: 0, bytes_of_key: 0 };
     pub(crate) const WORK: Self = Self { tasks: 0, work: true, bytes: 0, bytes_of_key: 0 };
 
-    /// A scan: a task that works, and what was sent for it.
+    /// A scan: a task with work, and its upload.
     pub(crate) fn scan(bytes: usize) -> Self {
-        Self { tasks: 1, work: true, ..Self::kept(i64::try_from(bytes).unwrap_or(i64::MAX)) }
+        Self { tasks: 1, work: true, ..Self::storage(i64::try_from(bytes).unwrap_or(i64::MAX)) }
     }
 
-    /// A file or a document: so much more is kept than before, or less.
-    pub(crate) fn kept(bytes: i64) -> Self {
+    /// A file or a document: the change of the stored bytes.
+    pub(crate) fn storage(bytes: i64) -> Self {
         Self { bytes, bytes_of_key: bytes, ..Self::default() }
     }
 
-    /// What has to be counted for it, of an organization or a key.
-    fn counted(self, limits: &Limits, subject: Subject) -> CountSelection {
+    /// What must be counted for it, of an organization or a key.
+    fn required_counts(self, limits: &Limits, subject: Subject) -> CountSelection {
         let all = CountSelection::for_limits(limits);
         CountSelection {
             tasks: all.tasks && self.tasks > 0,
             runs: all.runs && self.work,
             tokens: all.tokens && self.work,
             spend: all.spend && self.work,
-            storage: all.storage && self.bytes_of(subject) > 0,
+            storage: all.storage && self.bytes_for(subject) > 0,
         }
     }
 
-    /// What an organization or a key keeps more.
-    fn bytes_of(self, subject: Subject) -> i64 {
+    /// The additional bytes of an organization or a key.
+    fn bytes_for(self, subject: Subject) -> i64 {
         match subject {
             Subject::Organization(_) => self.bytes,
             Subject::Key(..) => self.bytes_of_key,
@@ -183,24 +182,24 @@ impl Quotas {
         }
     }
 
-    /// Whether there is such a tier.
-    pub(crate) fn has(&self, tier: &str) -> bool {
+    /// Whether the tier exists.
+    pub(crate) fn has_tier(&self, tier: &str) -> bool {
         tier == UNLIMITED || self.tiers.contains_key(tier)
     }
 
-    /// The tier and the limits that hold for an organization of which this was said. One that is
-    /// configured no more is the one of which nothing was said.
-    pub(crate) fn of(
+    /// The effective tier and limits of an organization with this quota. A tier that is no longer
+    /// configured counts as none.
+    pub(crate) fn effective_limits(
         &self,
         organization: OrganizationId,
         quota: Option<&Quota>,
     ) -> (String, Limits) {
-        let said = quota.map(|quota| quota.tier.as_str()).filter(|tier| !tier.is_empty());
-        if let Some(tier) = said.filter(|tier| !self.has(tier)) {
+        let assigned = quota.map(|quota| quota.tier.as_str()).filter(|tier| !tier.is_empty());
+        if let Some(tier) = assigned.filter(|tier| !self.has_tier(tier)) {
             tracing::warn!(%organization, tier, "an organization has a tier that is not configured");
         }
         let default = if organization == OrganizationId::LOCAL { UNLIMITED } else { &self.tier };
-        let tier = said.filter(|tier| self.has(tier)).unwrap_or(default);
+        let tier = assigned.filter(|tier| self.has_tier(tier)).unwrap_or(default);
         let limits = self.tiers.get(tier).copied().unwrap_or_default();
         (tier.to_owned(), quota.map(|quota| quota.overrides).unwrap_or_default().or(limits))
     }
@@ -209,208 +208,211 @@ impl Quotas {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The limits of an organization. While the database is away, the last that were known.
+    /// The limits of an organization. While the database is unavailable, the last known ones.
     async fn limits(&self, store: Option<&Store>, organization: OrganizationId) -> Limits {
         let now = Instant::now();
-        let before = {
+        let previous = {
             let mut tables = self.tables();
             let held = tables.known.get_mut(&organization);
             match held {
-                Some(held) if now.duration_since(held.read) < KNOWN => return held.limits,
+                Some(held) if now.duration_since(held.read) < LIMITS_TTL => return held.limits,
                 Some(held) => {
-                    // The others go on with what is known while this one looks.
+                    // Other calls use the cached limits while this one reads.
                     held.read = now;
                     Some(held.limits)
                 }
                 None => None,
             }
         };
-        let fallback = before.unwrap_or_else(|| self.of(organization, None).1);
+        let fallback = previous.unwrap_or_else(|| self.effective_limits(organization, None).1);
         let Some(store) = store else { return fallback };
         let limits = match store.quota_get(organization).await {
-            Ok(quota) => self.of(organization, Some(&quota)).1,
+            Ok(quota) => self.effective_limits(organization, Some(&quota)).1,
             Err(error) => {
                 tracing::debug!(%organization, error = status::chain(&error), "a quota could not be read");
                 fallback
             }
         };
-        self.tables().hold(organization, limits, Instant::now());
+        self.tables().cache_limits(organization, limits, Instant::now());
         limits
     }
 
-    /// Takes over at once what was said of an organization.
-    pub(crate) fn changed(&self, quota: &Quota) {
-        let limits = self.of(quota.organization, Some(quota)).1;
+    /// Applies a changed quota immediately.
+    pub(crate) fn update(&self, quota: &Quota) {
+        let limits = self.effective_limits(quota.organization, Some(quota)).1;
         let mut tables = self.tables();
-        tables.hold(quota.organization, limits, Instant::now());
-        tables.shed.retain(|_, shed| shed.known.organization != quota.organization);
-        // Who was given more has not used it up.
+        tables.cache_limits(quota.organization, limits, Instant::now());
+        tables.rejections.retain(|_, rejection| rejection.known.organization != quota.organization);
+        // A raised limit is not used up yet.
         tables.buckets.retain(|subject, _| subject.organization() != quota.organization);
     }
 
-    /// Whether what was presented is refused unseen.
-    pub(crate) fn shed(&self, mark: &Mark, now: Instant) -> Option<Shed> {
-        self.tables().shed.get(mark).filter(|shed| now < shed.until).cloned()
+    /// Returns the refusal of credentials that are refused without a check.
+    pub(crate) fn cached_rejection(
+        &self,
+        credential: &CredentialHash,
+        now: Instant,
+    ) -> Option<CachedRejection> {
+        self.tables().rejections.get(credential).filter(|rejection| now < rejection.until).cloned()
     }
 
     /// Counts a call.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there were too many.
-    pub(crate) async fn request(
+    pub(crate) async fn count_request(
         &self,
         store: Option<&Store>,
         caller: &Caller,
-        mark: Option<Mark>,
-    ) -> Result<Metered, Status> {
+        credential: Option<CredentialHash>,
+    ) -> Result<QuotaStates, Status> {
         let limits = self.limits(store, caller.organization).await;
         self.tables()
-            .request(&limits, caller, mark, Instant::now())
-            .map_err(|refusal| refused(&refusal))
+            .count_request(&limits, caller, credential, Instant::now())
+            .map_err(|refusal| rejection_status(&refusal))
     }
 
-    /// The day and the month that a time is in.
+    /// The day and the month of a time.
     pub(crate) fn periods(&self, now: Timestamp) -> Periods {
         self.calendar.periods(now)
     }
 
-    /// Whether it is counted what an organization keeps.
+    /// Whether the storage of an organization is limited.
     pub(crate) async fn limits_storage(&self, store: &Store, organization: OrganizationId) -> bool {
         self.limits(Some(store), organization).await.storage_bytes.is_some()
     }
 
-    /// Whether a key with these limits, if there is one, and its organization may do something that
-    /// lasts; if not, why.
+    /// Checks whether an organization, and its key with these limits if there is one, may add to
+    /// durable usage. Returns the refusal if not.
     ///
     /// # Errors
-    /// `UNAVAILABLE` when what they have done cannot be counted.
+    /// `UNAVAILABLE` when the usage cannot be counted.
     pub(crate) async fn allow(
         &self,
         store: &Store,
         organization: OrganizationId,
         key: Option<(ApiKeyId, Limits)>,
-        wanted: Wanted,
+        requested: QuotaRequest,
     ) -> Result<Option<Refusal>, Status> {
         if let Some((key, limits)) = key {
-            let refusal =
-                self.room(store, Subject::Key(organization, key), &limits, wanted).await?;
+            let refusal = self
+                .check_subject(store, Subject::Key(organization, key), &limits, requested)
+                .await?;
             if refusal.is_some() {
                 return Ok(refusal);
             }
         }
         let limits = self.limits(Some(store), organization).await;
-        self.room(store, Subject::Organization(organization), &limits, wanted).await
+        self.check_subject(store, Subject::Organization(organization), &limits, requested).await
     }
 
-    async fn room(
+    async fn check_subject(
         &self,
         store: &Store,
         subject: Subject,
         limits: &Limits,
-        wanted: Wanted,
+        requested: QuotaRequest,
     ) -> Result<Option<Refusal>, Status> {
-        if wanted.counted(limits, subject) == CountSelection::default() {
+        if requested.required_counts(limits, subject) == CountSelection::default() {
             return Ok(None);
         }
-        let book = subject.book();
-        let reading = self.tables().reading(book);
-        // One after the other, so that two don't both take what only one may.
-        let mut reading = reading.lock().await;
+        let scope = subject.scope();
+        let snapshot = self.tables().shared_snapshot(scope);
+        // Serialized, so that two requests cannot both use the last unit.
+        let mut snapshot = snapshot.lock().await;
         let time = clock::now();
         let periods = self.periods(time);
-        let held = reading.take().filter(|reading| reading.day == periods.day);
-        // Of the keys of one organization some may have other limits than others.
+        let held = snapshot.take().filter(|snapshot| snapshot.day == periods.day);
+        // The keys of an organization may have different limits.
         let of = held
             .as_ref()
             .map(|held| held.of)
             .unwrap_or_default()
             .union(CountSelection::for_limits(limits));
         let mut read = match held {
-            Some(reading) if reading.of == of && reading.at.elapsed() < COUNTED => reading,
-            held => count(store, book, of, &periods, held).await?,
+            Some(snapshot) if snapshot.of == of && snapshot.at.elapsed() < COUNTS_TTL => snapshot,
+            held => count(store, scope, of, &periods, held).await?,
         };
-        let mut allowed = check(limits, &read.of(subject), wanted, subject, &periods, time);
-        if allowed.is_err() && read.ahead.contains(&subject.key()) {
-            read = count(store, book, of, &periods, Some(read)).await?;
-            allowed = check(limits, &read.of(subject), wanted, subject, &periods, time);
+        let mut allowed = check(limits, &read.counts(subject), requested, subject, &periods, time);
+        if allowed.is_err() && read.unconfirmed.contains(&subject.key()) {
+            read = count(store, scope, of, &periods, Some(read)).await?;
+            allowed = check(limits, &read.counts(subject), requested, subject, &periods, time);
         }
         if allowed.is_ok() {
             let done = read.done.entry(subject.key()).or_default();
-            done.tasks = done.tasks.saturating_add(wanted.tasks);
-            done.storage_bytes = done.storage_bytes.saturating_add(wanted.bytes_of(subject));
-            if wanted.tasks > 0 || wanted.bytes_of(subject) > 0 {
-                read.ahead.insert(subject.key());
+            done.tasks = done.tasks.saturating_add(requested.tasks);
+            done.storage_bytes = done.storage_bytes.saturating_add(requested.bytes_for(subject));
+            if requested.tasks > 0 || requested.bytes_for(subject) > 0 {
+                read.unconfirmed.insert(subject.key());
             }
         }
-        *reading = Some(read);
+        *snapshot = Some(read);
         Ok(allowed.err())
     }
 }
 
-/// Counts what an organization or its keys have done. While that is not possible, what is known of
-/// the day goes on to hold, and nobody asks again for a while: those who wait for this one would
-/// all wait for the database too.
+/// Counts the usage of an organization or its keys. If that fails, the snapshot of the day stays
+/// valid, and no other call counts again for a while: all waiting calls would wait for the database
+/// too.
 async fn count(
     store: &Store,
-    book: Book,
+    scope: Scope,
     of: CountSelection,
     periods: &Periods,
-    before: Option<Reading>,
-) -> Result<Reading, Status> {
-    let counted = match book {
-        Book::Organization(organization) => store
+    previous: Option<UsageSnapshot>,
+) -> Result<UsageSnapshot, Status> {
+    let counted = match scope {
+        Scope::Organization(organization) => store
             .quota_counts(organization, of, periods)
             .await
             .map(|counts| HashMap::from([(None, counts)])),
-        Book::Keys(organization) => store
+        Scope::Keys(organization) => store
             .quota_key_counts(organization, of, periods)
             .await
             .map(|counts| counts.into_iter().map(|(key, counts)| (Some(key), counts)).collect()),
     };
-    // Summing up a long ledger takes a while, too.
+    // Counting a long ledger takes a while, too.
     let at = Instant::now();
-    match (counted, before) {
-        (Ok(done), _) => Ok(Reading { at, day: periods.day, of, done, ahead: HashSet::new() }),
-        (Err(error), Some(before)) if before.of == of => {
-            tracing::debug!(
-                ?book,
-                error = status::chain(&error),
-                "what was done could not be counted"
-            );
-            Ok(Reading { at, ..before })
+    match (counted, previous) {
+        (Ok(done), _) => {
+            Ok(UsageSnapshot { at, day: periods.day, of, done, unconfirmed: HashSet::new() })
+        }
+        (Err(error), Some(previous)) if previous.of == of => {
+            tracing::debug!(?scope, error = status::chain(&error), "usage could not be counted");
+            Ok(UsageSnapshot { at, ..previous })
         }
         (Err(error), _) => Err(status::from_store(error)),
     }
 }
 
 impl Tables {
-    fn hold(&mut self, organization: OrganizationId, limits: Limits, now: Instant) {
-        if self.known.len() >= REMEMBERED {
-            self.known.retain(|_, held| now.duration_since(held.read) < KNOWN);
+    fn cache_limits(&mut self, organization: OrganizationId, limits: Limits, now: Instant) {
+        if self.known.len() >= MAX_TABLE_ENTRIES {
+            self.known.retain(|_, held| now.duration_since(held.read) < LIMITS_TTL);
         }
-        self.known.insert(organization, Held { limits, read: now });
+        self.known.insert(organization, CachedLimits { limits, read: now });
     }
 
-    fn reading(&mut self, book: Book) -> Arc<tokio::sync::Mutex<Option<Reading>>> {
-        if self.readings.len() >= REMEMBERED {
-            // What somebody works with stays.
-            self.readings.retain(|_, reading| Arc::strong_count(reading) > 1);
+    fn shared_snapshot(&mut self, scope: Scope) -> Arc<tokio::sync::Mutex<Option<UsageSnapshot>>> {
+        if self.snapshots.len() >= MAX_TABLE_ENTRIES {
+            // Entries in use stay.
+            self.snapshots.retain(|_, snapshot| Arc::strong_count(snapshot) > 1);
         }
-        Arc::clone(self.readings.entry(book).or_default())
+        Arc::clone(self.snapshots.entry(scope).or_default())
     }
 
-    /// Takes one from each bucket that there is for a caller, or from none.
-    fn request(
+    /// Takes a token from each bucket of a caller, or from none.
+    fn count_request(
         &mut self,
         limits: &Limits,
         caller: &Caller,
-        mark: Option<Mark>,
+        credential: Option<CredentialHash>,
         now: Instant,
-    ) -> Result<Metered, Refusal> {
+    ) -> Result<QuotaStates, Refusal> {
         let organization = limits
             .requests_per_minute
             .map(|limit| (Subject::Organization(caller.organization), limit));
-        // Whoever limits a key cannot give it more than the operator gives each.
+        // The limit of a key cannot exceed the operator's limit for each key.
         let own = [limits.key_requests_per_minute, caller.limits.requests_per_minute]
             .into_iter()
             .flatten()
@@ -423,37 +425,41 @@ impl Tables {
             .map(|(subject, limit)| (subject, u32::try_from(limit.max(0)).unwrap_or(u32::MAX)))
             .collect();
         if limited.is_empty() {
-            return Ok(Metered::default());
+            return Ok(QuotaStates::default());
         }
-        if self.buckets.len() >= REMEMBERED {
+        if self.buckets.len() >= MAX_TABLE_ENTRIES {
             self.buckets.retain(|_, bucket| !bucket.is_full(now));
         }
         let wait = |(subject, limit): &(Subject, u32)| {
             let bucket = self.buckets.get(subject).copied().unwrap_or(Bucket::new(now));
             bucket.wait(*limit, now).map(|wait| (*subject, *limit, wait))
         };
-        // The one that takes longest.
+        // The longest wait.
         if let Some((subject, limit, wait)) =
             limited.iter().filter_map(wait).max_by_key(|(.., wait)| *wait)
         {
             let refusal = subject.refusal(limit, wait);
-            if let Some(mark) = mark {
-                if self.shed.len() >= REMEMBERED {
-                    self.shed.retain(|_, shed| now < shed.until);
+            if let Some(credential) = credential {
+                if self.rejections.len() >= MAX_TABLE_ENTRIES {
+                    self.rejections.retain(|_, rejection| now < rejection.until);
                 }
-                let (free, until) = (now + wait, now + wait.min(KNOWN));
-                let shed =
-                    Shed { known: Known::from(caller), refusal: refusal.clone(), free, until };
-                self.shed.insert(mark, shed);
+                let (free, until) = (now + wait, now + wait.min(LIMITS_TTL));
+                let rejection = CachedRejection {
+                    known: CallerIdentity::from(caller),
+                    refusal: refusal.clone(),
+                    free,
+                    until,
+                };
+                self.rejections.insert(credential, rejection);
             }
             return Err(refusal);
         }
-        let mut metered = Metered::default();
+        let mut metered = QuotaStates::default();
         for (subject, limit) in limited {
             let bucket = self.buckets.entry(subject).or_insert(Bucket::new(now));
             bucket.take(limit, now);
             let level = bucket.level(limit, now);
-            metered.0.push(subject.left(limit, level.remaining, level.full_in));
+            metered.0.push(subject.quota_state(limit, level.remaining, level.full_in));
         }
         Ok(metered)
     }
@@ -473,54 +479,54 @@ impl Subject {
         }
     }
 
-    fn book(self) -> Book {
+    fn scope(self) -> Scope {
         match self {
-            Self::Organization(organization) => Book::Organization(organization),
-            Self::Key(organization, _) => Book::Keys(organization),
+            Self::Organization(organization) => Scope::Organization(organization),
+            Self::Key(organization, _) => Scope::Keys(organization),
         }
     }
 
-    /// As refusals name it, and what it is called.
-    fn named(self) -> (String, &'static str) {
+    /// Its name in details and in texts.
+    fn names(self) -> (String, &'static str) {
         match self {
             Self::Organization(id) => (format!("organization:{id}"), "the organization"),
             Self::Key(_, id) => (format!("api_key:{id}"), "this API key"),
         }
     }
 
-    fn left(self, limit: u32, remaining: u32, reset: Duration) -> Left {
+    fn quota_state(self, limit: u32, remaining: u32, reset: Duration) -> QuotaState {
         let id = match self {
             Self::Organization(_) => "requests_per_minute",
             Self::Key(..) => "key_requests_per_minute",
         };
         let (limit, remaining) = (i64::from(limit), i64::from(remaining));
-        Left { id, unit: None, limit, window: Some(WINDOW), remaining, reset }
+        QuotaState { id, unit: None, limit, window: Some(WINDOW), remaining, reset }
     }
 
     fn refusal(self, limit: u32, wait: Duration) -> Refusal {
-        let (subject, who) = self.named();
-        let words = format!("{who} may make {limit} requests a minute, and has made them");
-        Refusal { subject, words, left: self.left(limit, 0, wait) }
+        let (subject, who) = self.names();
+        let description = format!("{who} may make {limit} requests a minute, and has made them");
+        Refusal { subject, description, state: self.quota_state(limit, 0, wait) }
     }
 }
 
-/// What is said, and counted.
-pub(crate) fn refused(refusal: &Refusal) -> Status {
-    metrics::quota_exceeded(refusal.left.id);
+/// Creates the status of a refusal, and counts it.
+pub(crate) fn rejection_status(refusal: &Refusal) -> Status {
+    metrics::quota_exceeded(refusal.state.id);
     refusal.status()
 }
 
-/// An amount as people write it, to the cent above.
+/// Formats an amount in dollars, rounded up to the cent.
 fn dollars(pico_usd: i64) -> String {
     let cents = i128::from(pico_usd).saturating_add(9_999_999_999) / 10_000_000_000;
     format!("${}.{:02}", cents / 100, cents % 100)
 }
 
-/// Whether there is room for what is wanted.
+/// Checks the requested usage against the limits.
 fn check(
     limits: &Limits,
     counts: &Counts,
-    wanted: Wanted,
+    requested: QuotaRequest,
     subject: Subject,
     periods: &Periods,
     now: Timestamp,
@@ -530,14 +536,14 @@ fn check(
     let (day, month) =
         (length(periods.day, periods.next_day), length(periods.month, periods.next_month));
     let (tomorrow, next_month) = (until(periods.next_day), until(periods.next_month));
-    let work = i64::from(wanted.work);
+    let work = i64::from(requested.work);
     let today = |used, more| (used, more, day, tomorrow);
     let quotas = [
         (
             ["tasks_per_day", "key_tasks_per_day"],
             "tasks",
             limits.tasks_per_day,
-            today(counts.tasks, wanted.tasks),
+            today(counts.tasks, requested.tasks),
         ),
         (
             ["runs_per_day", "key_runs_per_day"],
@@ -561,16 +567,16 @@ fn check(
             ["storage_bytes", "key_storage_bytes"],
             "bytes",
             limits.storage_bytes,
-            (counts.storage_bytes, wanted.bytes_of(subject), None, UPLOADS),
+            (counts.storage_bytes, requested.bytes_for(subject), None, UPLOAD_RETRY_DELAY),
         ),
     ];
-    let (name, who) = subject.named();
+    let (name, who) = subject.names();
     for (ids, unit, limit, (used, more, window, reset)) in quotas {
         let Some(limit) = limit.filter(|limit| more > 0 && used.saturating_add(more) > *limit)
         else {
             continue;
         };
-        let words = match unit {
+        let description = match unit {
             "bytes" => {
                 format!("{who} may keep {limit} bytes of uploads and documents, and keeps {used}")
             }
@@ -583,8 +589,8 @@ fn check(
         let remaining = limit.saturating_sub(used).max(0);
         return Err(Refusal {
             subject: name,
-            words,
-            left: Left {
+            description,
+            state: QuotaState {
                 id: ids[usize::from(subject.key().is_some())],
                 unit: Some(unit),
                 limit,

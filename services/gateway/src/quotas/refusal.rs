@@ -1,7 +1,7 @@
-//! What callers are told of their quotas: with every answer how much is left, and what is used up.
+//! Quota information in responses: the remaining amounts, and exhausted quotas.
 //!
-//! The fields are those of draft-ietf-httpapi-ratelimit-headers-11 (a policy's name as a string, as
-//! since its eighth version); to gRPC they are metadata.
+//! The fields are those of draft-ietf-httpapi-ratelimit-headers-11 (with the name of a policy as a
+//! string, as since its eighth version). For gRPC they are metadata.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -12,50 +12,55 @@ use tonic::{
 };
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt as _};
 
-const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const LEFT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// A quota, and how much is left of it.
+/// The state of a quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct QuotaState {
     /// As in `QuotaLimits`.
     pub(crate) id: &'static str,
-    /// What it counts, when that isn't requests.
+    /// What it counts, if not requests.
     pub(crate) unit: Option<&'static str>,
     pub(crate) limit: i64,
-    /// What it is counted in; none: it isn't.
+    /// Its period; `None` if it has none.
     pub(crate) window: Option<Duration>,
     pub(crate) remaining: i64,
-    /// How long until there is all of it again, or, when nothing is left, until there is some.
+    /// Time until it is full again or, if nothing remains, until something does.
     pub(crate) reset: Duration,
 }
 
-/// What a call was counted against. Goes with a request that was counted already, and with its
-/// answer.
+/// The quotas that a call was counted for. An extension of a counted request, and of its response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Metered(pub(crate) Vec<Left>);
+pub(crate) struct QuotaStates(pub(crate) Vec<QuotaState>);
 
-impl Metered {
-    /// Says it in an answer.
-    pub(crate) fn tell(&self, headers: &mut HeaderMap) {
+impl QuotaStates {
+    /// Writes the headers of a response.
+    pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
         if self.0.is_empty() {
             return;
         }
-        let (mut policy, mut left) = (String::new(), String::new());
+        let (mut policy, mut state) = (String::new(), String::new());
         for quota in &self.0 {
             let separator = if policy.is_empty() { "" } else { ", " };
             // Writing to a string cannot fail.
-            _ = write!(policy, "{separator}\"{}\";q={}", quota.id, structured(quota.limit));
+            _ = write!(
+                policy,
+                "{separator}\"{}\";q={}",
+                quota.id,
+                clamp_structured_integer(quota.limit)
+            );
             if let Some(unit) = quota.unit {
                 _ = write!(policy, ";qu=\"{unit}\"");
             }
             if let Some(window) = quota.window {
                 _ = write!(policy, ";w={}", window.as_secs());
             }
-            let (remaining, reset) = (structured(quota.remaining), seconds(quota.reset));
-            _ = write!(left, "{separator}\"{}\";r={remaining};t={reset}", quota.id);
+            let (remaining, reset) =
+                (clamp_structured_integer(quota.remaining), seconds(quota.reset));
+            _ = write!(state, "{separator}\"{}\";r={remaining};t={reset}", quota.id);
         }
-        for (name, text) in [(POLICY, policy), (LEFT, left)] {
+        for (name, text) in [(RATELIMIT_POLICY, policy), (RATELIMIT, state)] {
             if let Ok(value) = HeaderValue::try_from(text) {
                 headers.append(name, value);
             }
@@ -63,44 +68,44 @@ impl Metered {
     }
 }
 
-/// Whole seconds, none of which is over too early.
+/// Rounds up to whole seconds.
 pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// A structured field's integer has 15 digits at most.
-fn structured(number: i64) -> i64 {
+/// Limits a number to the 15 digits of an integer in structured fields.
+fn clamp_structured_integer(number: i64) -> i64 {
     number.clamp(0, 999_999_999_999_999)
 }
 
-/// A quota that is used up.
+/// An exhausted quota.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
-    /// Whose, as `organization:organization_…`.
+    /// The subject, such as `organization:organization_…`.
     pub(crate) subject: String,
-    /// What is said.
-    pub(crate) words: String,
-    pub(crate) left: Left,
+    /// The text for the caller.
+    pub(crate) description: String,
+    pub(crate) state: QuotaState,
 }
 
 impl Refusal {
     pub(crate) fn status(&self) -> Status {
-        let left = &self.left;
+        let state = &self.state;
         let violation = QuotaViolation {
             subject: self.subject.clone(),
-            description: self.words.clone(),
+            description: self.description.clone(),
             api_service: "construct.v1".to_owned(),
-            quota_metric: left.unit.unwrap_or("requests").to_owned(),
-            quota_id: left.id.to_owned(),
-            quota_value: left.limit,
+            quota_metric: state.unit.unwrap_or("requests").to_owned(),
+            quota_id: state.id.to_owned(),
+            quota_value: state.limit,
             ..QuotaViolation::default()
         };
         let mut details = ErrorDetails::with_quota_failure(vec![violation]);
-        details.set_retry_info(Some(left.reset));
+        details.set_retry_info(Some(state.reset));
         let mut status =
-            Status::with_error_details(Code::ResourceExhausted, self.words.clone(), details);
+            Status::with_error_details(Code::ResourceExhausted, self.description.clone(), details);
         let mut headers = HeaderMap::new();
-        Metered(vec![left.clone()]).tell(&mut headers);
+        QuotaStates(vec![state.clone()]).write_headers(&mut headers);
         *status.metadata_mut() = MetadataMap::from_headers(headers);
         status
     }
@@ -110,41 +115,45 @@ impl Refusal {
 mod tests {
     use super::*;
 
-    fn left(id: &'static str) -> Left {
+    fn state(id: &'static str) -> QuotaState {
         let (window, reset) = (Some(Duration::from_secs(60)), Duration::from_millis(1500));
-        Left { id, unit: None, limit: 600, window, remaining: 598, reset }
+        QuotaState { id, unit: None, limit: 600, window, remaining: 598, reset }
     }
 
     #[test]
-    fn what_is_left_is_told_in_structured_fields() {
-        let tokens =
-            Left { unit: Some("tokens"), limit: i64::MAX, window: None, ..left("tokens_per_day") };
+    fn quota_headers_are_structured_fields() {
+        let tokens = QuotaState {
+            unit: Some("tokens"),
+            limit: i64::MAX,
+            window: None,
+            ..state("tokens_per_day")
+        };
         let mut headers = HeaderMap::new();
-        Metered(vec![left("requests_per_minute"), tokens]).tell(&mut headers);
+        QuotaStates(vec![state("requests_per_minute"), tokens]).write_headers(&mut headers);
         assert_eq!(
-            headers[POLICY],
+            headers[RATELIMIT_POLICY],
             "\"requests_per_minute\";q=600;w=60, \"tokens_per_day\";q=999999999999999;qu=\"tokens\""
         );
         assert_eq!(
-            headers[LEFT],
+            headers[RATELIMIT],
             "\"requests_per_minute\";r=598;t=2, \"tokens_per_day\";r=598;t=2"
         );
         let mut none = HeaderMap::new();
-        Metered::default().tell(&mut none);
+        QuotaStates::default().write_headers(&mut none);
         assert!(none.is_empty());
     }
 
     #[test]
-    fn a_refusal_names_the_quota_and_when_to_come_back() {
+    fn refusal_has_the_quota_and_a_retry_delay() {
         let refusal = Refusal {
             subject: "organization:organization_1".into(),
-            words: "too much".into(),
-            left: left("requests_per_minute"),
+            description: "too much".into(),
+            state: state("requests_per_minute"),
         };
         let status = refusal.status();
         assert_eq!(status.code(), Code::ResourceExhausted);
         let details = status.get_error_details();
-        let violation = &details.quota_failure().expect("it is told").violations[0];
+        let violation = &details.quota_failure().expect("the quota failure").violations[0];
         assert_eq!(
             (violation.quota_id.as_str(), violation.quota_value),
             ("requests_per_minute", 600)

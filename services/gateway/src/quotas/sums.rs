@@ -1,11 +1,9 @@
-//! Sums of what was used, made when somebody asks for them. Each reads as much of the ledger as
-//! there is of the time that is asked for, so that many at once would take the database from those
-//! who work with it.
+//! A limit on usage reports. Each reads the ledger of the requested period, so that many at once
+//! would slow the database down for others.
 //!
-//! What is counted: statements that run at the same time in this gateway, whoever has asked. Who
-//! finds no place waits a moment for one; who waits in vain is refused, and told to come back.
-//! Counting for what is to be allowed is no such statement: it is done once in two seconds for each
-//! organization, however many ask.
+//! The limit counts statements that run at the same time in this gateway. A statement beyond it
+//! waits a moment, and is then refused with a retry delay. Counts for quotas are not included: they
+//! run once in two seconds per organization, however many calls need them.
 
 use std::time::Duration;
 
@@ -13,38 +11,38 @@ use construct_domain::OrganizationId;
 use tonic::Status;
 
 use crate::{
-    limit::{Holder, Limit, Share},
+    limit::{Holder, Limit, Permit},
     status,
 };
 
-/// Statements at the same time, and those of one organization.
-const AT_ONCE: usize = 4;
-const AT_ONCE_OF_ONE: usize = 2;
-/// How long a place is waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum number of concurrent statements, in total and per organization.
+const MAX_STATEMENTS: usize = 4;
+const MAX_STATEMENTS_PER_ORGANIZATION: usize = 2;
+/// Timeout of the wait for a permit.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The places.
 #[derive(Debug)]
 pub(crate) struct Sums {
-    places: Limit,
+    limit: Limit,
 }
 
 impl Default for Sums {
     fn default() -> Self {
-        Self { places: Limit::new(AT_ONCE, AT_ONCE_OF_ONE) }
+        Self { limit: Limit::new(MAX_STATEMENTS, MAX_STATEMENTS_PER_ORGANIZATION) }
     }
 }
 
 impl Sums {
-    /// A place, held as long as the statement runs.
+    /// Acquires a permit, held while the statement runs.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`.
-    pub(crate) async fn place(&self, organization: OrganizationId) -> Result<Share, Status> {
-        let waiting = self.places.wait(Holder::Organization(organization), 1);
-        let crowded =
-            |_| status::exhausted("too many ask at the moment for what was used; try again later");
-        tokio::time::timeout(PATIENCE, waiting).await.map_err(crowded)
+    pub(crate) async fn acquire(&self, organization: OrganizationId) -> Result<Permit, Status> {
+        let waiting = self.limit.wait(Holder::Organization(organization), 1);
+        let crowded = |_| {
+            status::exhausted("too many usage reports are running at the moment; try again later")
+        };
+        tokio::time::timeout(ACQUIRE_TIMEOUT, waiting).await.map_err(crowded)
     }
 }
 
@@ -58,33 +56,33 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_few_sums_are_made_at_once_and_who_waits_in_vain_is_told_when_to_come_back() {
+    async fn concurrent_reports_are_limited_with_a_retry_delay() {
         let sums = Sums::default();
         let [one, other, third] = [1, 2, 3].map(|n| OrganizationId::from_uuid(Uuid::from_u128(n)));
         let mut held = Vec::new();
         for organization in [one, one, other, other] {
-            held.push(sums.place(organization).await.expect("there is one"));
+            held.push(sums.acquire(organization).await.expect("a permit"));
         }
         let before = Instant::now();
-        let refused = sums.place(third).await.expect_err("all are taken");
+        let refused = sums.acquire(third).await.expect_err("all permits are in use");
         let waited = before.elapsed();
         assert_eq!(
             (refused.code(), waited.as_secs()),
-            (Code::ResourceExhausted, PATIENCE.as_secs())
+            (Code::ResourceExhausted, ACQUIRE_TIMEOUT.as_secs())
         );
         assert!(refused.get_details_retry_info().is_some_and(|info| info.retry_delay.is_some()));
-        // Who comes in time gets the one that becomes free.
-        let (got, ()) = tokio::join!(sums.place(third), async {
-            tokio::time::sleep(PATIENCE / 2).await;
+        // A statement that waits in time gets the freed permit.
+        let (got, ()) = tokio::join!(sums.acquire(third), async {
+            tokio::time::sleep(ACQUIRE_TIMEOUT / 2).await;
             held.pop();
         });
         assert!(got.is_ok());
         drop(held);
         let _held = [
-            sums.place(one).await.expect("there is one"),
-            sums.place(one).await.expect("there is one"),
+            sums.acquire(one).await.expect("a permit"),
+            sums.acquire(one).await.expect("a permit"),
         ];
-        assert!(sums.place(one).await.is_err(), "one organization does not take all");
-        assert!(sums.place(other).await.is_ok());
+        assert!(sums.acquire(one).await.is_err(), "one organization cannot use all permits");
+        assert!(sums.acquire(other).await.is_ok());
     }
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use construct_runtime::config::Invalid;
 use construct_store::Limits;
 
-/// The tier that is always there, in which nothing is limited.
+/// The predefined tier without limits.
 pub(crate) const UNLIMITED: &str = "unlimited";
 
-/// What can be limited, in the order of [`Limits::all`].
+/// The quotas, in the order of [`Limits::all`].
 pub(crate) const QUOTAS: [&str; 7] = [
     "requests_per_minute",
     "key_requests_per_minute",
@@ -19,13 +19,12 @@ pub(crate) const QUOTAS: [&str; 7] = [
     "storage_bytes",
 ];
 
-/// Calls in a minute at most, where they are limited: each takes a part of a minute that a clock
-/// can measure.
-pub(crate) const MOST_REQUESTS: i64 = 1_000_000_000;
-/// What any other limit is at most: sums of money saturate beyond.
-pub(crate) const MOST: i64 = 9_000_000_000_000_000_000;
+/// Maximum request rate per minute: the part of a minute of one request must be measurable.
+pub(crate) const MAX_REQUESTS_PER_MINUTE: i64 = 1_000_000_000;
+/// Maximum of all other limits: sums of money saturate beyond.
+pub(crate) const MAX_LIMIT: i64 = 9_000_000_000_000_000_000;
 
-/// Whether a tier can be called this.
+/// Whether a tier can have this name.
 fn is_name(name: &str) -> bool {
     let tail = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     name.len() <= 32
@@ -33,37 +32,38 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(tail)
 }
 
-/// What is wrong with some limits, and with which.
-pub(crate) fn wrong(limits: &Limits) -> Option<(&'static str, String)> {
+/// Returns the first invalid limit, with the violation.
+pub(crate) fn find_invalid(limits: &Limits) -> Option<(&'static str, String)> {
     QUOTAS.into_iter().zip(limits.all()).find_map(|(name, limit)| {
-        let most = if name.contains("requests") { MOST_REQUESTS } else { MOST };
-        let limit = limit.filter(|limit| !(0..=most).contains(limit))?;
-        Some((name, format!("must be between 0 and {most}, is {limit}")))
+        let max = if name.contains("requests") { MAX_REQUESTS_PER_MINUTE } else { MAX_LIMIT };
+        let limit = limit.filter(|limit| !(0..=max).contains(limit))?;
+        Some((name, format!("must be between 0 and {max}, is {limit}")))
     })
 }
 
-/// Checks what is configured.
+/// Checks the configured tiers.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first violation.
 pub(crate) fn check(tiers: &BTreeMap<String, Limits>, default: &str) -> Result<(), Invalid> {
     for (name, limits) in tiers {
         if !is_name(name) || name == UNLIMITED {
-            let words =
-                format!("names tiers like `free` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none");
-            return Err(Invalid::new("gateway_tiers", words));
+            let message = format!(
+                "must have tiers with names like `free` (`[a-z][a-z0-9-]{{0,31}}`); `{name}` is not one"
+            );
+            return Err(Invalid::new("gateway_tiers", message));
         }
-        if let Some((limit, words)) = wrong(limits) {
+        if let Some((limit, message)) = find_invalid(limits) {
             return Err(Invalid::new(
                 "gateway_tiers",
-                format!("has a tier `{name}` whose `{limit}` {words}"),
+                format!("has a tier `{name}` whose `{limit}` {message}"),
             ));
         }
     }
     if default != UNLIMITED && !tiers.contains_key(default) {
-        let words =
-            format!("must be `{UNLIMITED}` or a tier of gateway_tiers, and `{default}` is none");
-        return Err(Invalid::new("gateway_tier", words));
+        let message =
+            format!("must be `{UNLIMITED}` or a tier of gateway_tiers; `{default}` is not one");
+        return Err(Invalid::new("gateway_tier", message));
     }
     Ok(())
 }

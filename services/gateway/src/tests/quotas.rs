@@ -33,7 +33,7 @@ const LOCAL: (OrganizationId, UserId) = (OrganizationId::LOCAL, UserId::LOCAL);
 async fn gateway(limits: Limits) -> Gateway {
     let gateway_tiers = BTreeMap::from([("free".to_owned(), limits)]);
     // The test stays within one day of quotas, whatever the time is.
-    let gateway_calendar = Calendar::around(jiff::Timestamp::now());
+    let gateway_calendar = Calendar::fixed_around(jiff::Timestamp::now());
     Gateway::start_with(Config {
         gateway_tiers,
         gateway_tier: "free".into(),

@@ -12,7 +12,7 @@ use flate2::{bufread::MultiGzDecoder, read::DeflateDecoder};
 use tokio::time::Instant;
 
 use super::{
-    MAX_DEPTH, MAX_ENTRIES, HEAD_BYTES, Spool, Stop, refuse,
+    HEAD_BYTES, MAX_DEPTH, MAX_ENTRIES, Spool, Stop, refuse,
     sniff::{Kind, sniff},
     zip::Directory,
 };
@@ -147,14 +147,17 @@ pub(super) fn check_zip(
             budget.take(entry.size)?;
             continue;
         }
-        let compressed = FileRange { file, at: entry.start, end: entry.start + entry.compressed_size };
+        let compressed =
+            FileRange { file, at: entry.start, end: entry.start + entry.compressed_size };
         let read = if entry.is_deflated {
             let unpacked = DeflateDecoder::new_with_buf(compressed, vec![0; BUFFER_BYTES]);
-            let mut counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader::new(unpacked, budget));
+            let mut counted =
+                BufReader::with_capacity(BUFFER_BYTES, CountingReader::new(unpacked, budget));
             check_content(&mut counted, budget, spool, depth + 1)?;
             counted.get_ref().read
         } else {
-            let mut counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader::new(compressed, budget));
+            let mut counted =
+                BufReader::with_capacity(BUFFER_BYTES, CountingReader::new(compressed, budget));
             check_content(&mut counted, budget, spool, depth + 1)?;
             counted.get_ref().read
         };
@@ -201,8 +204,13 @@ pub(super) fn check_content(
     drain(&mut whole)
 }
 
-/// Checks a check_tar archive: blocks of 512 bytes; the first block of each entry has its size.
-fn check_tar(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, depth: u32) -> Result<(), Stop> {
+/// Checks a tar archive: blocks of 512 bytes; the first block of each entry has its size.
+fn check_tar(
+    reader: &mut dyn BufRead,
+    budget: &Budget,
+    spool: &Spool,
+    depth: u32,
+) -> Result<(), Stop> {
     loop {
         let mut header = [0; BLOCK_BYTES as usize];
         match reader.read_exact(&mut header) {
@@ -225,7 +233,7 @@ fn check_tar(reader: &mut dyn BufRead, budget: &Budget, spool: &Spool, depth: u3
     }
 }
 
-/// Parses a number of a check_tar header: octal digits, or binary if its first bit is set.
+/// Parses a number of a tar header: octal digits, or binary if its first bit is set.
 fn parse_size(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (high, low) = field.split_at(field.len() - 8);

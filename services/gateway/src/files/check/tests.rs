@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 
 /// An entry of an archive, and its declared properties.
-struct Packed {
+struct TestEntry {
     name: &'static str,
     content: Vec<u8>,
     method: u16,
@@ -19,14 +19,14 @@ struct Packed {
     size: u32,
 }
 
-fn deflated(name: &'static str, data: &[u8]) -> Packed {
+fn deflated(name: &'static str, data: &[u8]) -> TestEntry {
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(data).expect("packed");
-    Packed { name, content: encoder.finish().expect("packed"), method: 8, size: length(data) }
+    TestEntry { name, content: encoder.finish().expect("packed"), method: 8, size: length(data) }
 }
 
-fn stored(name: &'static str, data: &[u8]) -> Packed {
-    Packed { name, content: data.to_vec(), method: 0, size: length(data) }
+fn stored(name: &'static str, data: &[u8]) -> TestEntry {
+    TestEntry { name, content: data.to_vec(), method: 0, size: length(data) }
 }
 
 fn length(data: &[u8]) -> u32 {
@@ -34,10 +34,10 @@ fn length(data: &[u8]) -> u32 {
 }
 
 /// Creates an archive. Each item of `directory` is the index of an entry in `entries`.
-fn zipped_as(entries: &[Packed], directory: &[usize]) -> Vec<u8> {
+fn zipped_as(entries: &[TestEntry], directory: &[usize]) -> Vec<u8> {
     let mut archive = Vec::new();
     let mut offsets = Vec::new();
-    for Packed { name, content, method, size } in entries {
+    for TestEntry { name, content, method, size } in entries {
         offsets.push(length(&archive));
         archive.extend(b"PK\x03\x04\x14\0\0\0");
         archive.extend(method.to_le_bytes());
@@ -51,7 +51,7 @@ fn zipped_as(entries: &[Packed], directory: &[usize]) -> Vec<u8> {
     }
     let begins = length(&archive);
     for entry in directory {
-        let Packed { name, content, method, size } = &entries[*entry];
+        let TestEntry { name, content, method, size } = &entries[*entry];
         archive.extend(b"PK\x01\x02\x14\0\x14\0\0\0");
         archive.extend(method.to_le_bytes());
         archive.extend([0; 8]);
@@ -73,7 +73,7 @@ fn zipped_as(entries: &[Packed], directory: &[usize]) -> Vec<u8> {
     archive
 }
 
-fn zipped(entries: &[Packed]) -> Vec<u8> {
+fn zipped(entries: &[TestEntry]) -> Vec<u8> {
     zipped_as(entries, &(0..entries.len()).collect::<Vec<_>>())
 }
 
@@ -107,13 +107,13 @@ fn check_bytes(data: &[u8], declared: &str) -> Result<String, String> {
     let folder = TempDir::new().expect("a folder");
     let mut file = tempfile::tempfile_in(folder.path()).expect("a file");
     file.write_all(data).expect("written");
-    let spool = Spool { folder: folder.path().to_owned(), most: 1024 * 1024 };
-    let found = look_at(&file, declared, &spool);
+    let spool = Spool { folder: folder.path().to_owned(), max: 1024 * 1024 };
+    let found = check(&file, declared, &spool);
     let left = std::fs::read_dir(folder.path()).expect("a folder").count();
-    assert_eq!(left, 0, "what was kept meanwhile is gone");
+    assert_eq!(left, 0, "the spooled file is deleted");
     found.map_err(|stop| match stop {
         Stop::Refused(words) => words,
-        Stop::Failed(error) => panic!("it could not be check_bytes at: {error}"),
+        Stop::Failed(error) => panic!("the content could not be checked: {error}"),
     })
 }
 
@@ -162,7 +162,10 @@ fn valid_archives_are_detected() {
     let why = check_bytes(b"no document", docx).expect_err("it is none");
     assert!(why.contains("looks like something else"), "{why}");
     // Self-extracting programs have data before the archive.
-    assert_eq!(check_bytes(&[b"MZ\x90\0\x03\0".to_vec(), document()].concat(), "").map(|_| ()), Ok(()));
+    assert_eq!(
+        check_bytes(&[b"MZ\x90\0\x03\0".to_vec(), document()].concat(), "").map(|_| ()),
+        Ok(())
+    );
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn decompression_bombs_are_refused() {
     assert_refused(&gzipped(&gzipped(&zeros(64))), MUCH);
     // Many small archives.
     let inner = zipped(&[deflated("zeros", &zeros(3))]);
-    let many: Vec<Packed> = (0..8).map(|_| stored("inner.zip", &inner)).collect();
+    let many: Vec<TestEntry> = (0..8).map(|_| stored("inner.zip", &inner)).collect();
     assert_refused(&zipped(&many), MUCH);
     assert_refused(&gzipped(&tarred(&[("a.zip", &inner), ("b.gz", &gzipped(&zeros(14)))])), MUCH);
     // After other content, where a program that opens the archive finds it.
@@ -184,7 +187,7 @@ fn decompression_bombs_are_refused() {
 
 #[test]
 fn inconsistent_archives_are_refused() {
-    let lies = |size: u32| zipped(&[Packed { size, ..deflated("x", b"words and more words") }]);
+    let lies = |size: u32| zipped(&[TestEntry { size, ..deflated("x", b"words and more words") }]);
     assert_refused(&lies(3), "another size than declared");
     assert_refused(&lies(4_000_000), "another size than declared");
     // One content for many entries: each is decompressed, and none is stored twice.
@@ -234,13 +237,13 @@ fn inconsistent_archives_are_refused() {
 #[test]
 fn nesting_of_archives_is_limited() {
     let mut deep = b"words".to_vec();
-    for _ in 0..DEPTH {
+    for _ in 0..MAX_DEPTH {
         deep = gzipped(&deep);
     }
     assert_eq!(check_bytes(&deep, "").as_deref(), Ok("application/gzip"));
     assert_refused(&gzipped(&deep), "nested more than 4 deep");
     let mut deep = document();
-    for _ in 1..DEPTH {
+    for _ in 1..MAX_DEPTH {
         deep = zipped(&[deflated("inner.zip", &deep)]);
     }
     assert_eq!(check_bytes(&deep, "").as_deref(), Ok("application/zip"));
@@ -271,11 +274,11 @@ fn oversized_images_are_refused() {
     };
     assert_eq!(check_bytes(&png(10_000, 10_000), "image/png").as_deref(), Ok("image/png"));
     let why = check_bytes(&png(60_000, 60_000), "image/png").expect_err("too large");
-    assert!(why.contains("60000 × 60000 pixels; 100,000,000 are the most"), "{why}");
+    assert!(why.contains("60000 × 60000 pixels; the maximum is 100,000,000"), "{why}");
     assert_refused(&png(u32::MAX, u32::MAX), "pixels");
     assert_refused(b"\x89PNG\r\n\x1a\n", "has no size");
     let why = check_bytes(&png(1, 1), "text/plain").expect_err("it is a picture");
-    assert!(why.contains("says that it is text/plain, and looks like image/png"), "{why}");
+    assert!(why.contains("declared as text/plain, but looks like image/png"), "{why}");
     let why = check_bytes(b"<html>", "image/png").expect_err("it is none");
     assert!(why.contains("looks like something else"), "{why}");
 }

@@ -90,7 +90,8 @@ impl Directory {
             read_zip64_values(extra, [&mut size, &mut compressed_size, &mut local]);
             let at = local.saturating_add(end.before);
             let mut header = [0; 30];
-            if file.read_exact_at(&mut header, at).is_err() || !header.starts_with(LOCAL_SIGNATURE) {
+            if file.read_exact_at(&mut header, at).is_err() || !header.starts_with(LOCAL_SIGNATURE)
+            {
                 return refuse("an entry of the archive is not where its directory says");
             }
             let start = at + 30 + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
@@ -100,7 +101,13 @@ impl Directory {
             }
             let (flags, method) = (u16_at(&fixed, 8), u16_at(&fixed, 10));
             let is_readable = flags & 1 == 0 && matches!(method, 0 | 8);
-            entries.push(Entry { start, compressed_size, size, is_deflated: method == 8, is_readable });
+            entries.push(Entry {
+                start,
+                compressed_size,
+                size,
+                is_deflated: method == 8,
+                is_readable,
+            });
             ranges.push((at, end_offset));
         }
         // Programs that extract read the directory to its end, whatever the number of entries. A
@@ -144,7 +151,9 @@ impl End {
         let Some(before) = actual.checked_sub(start) else { return Ok(None) };
         // The four bytes are part of something else.
         let mut first = [0; 4];
-        if entries > 0 && (file.read_exact_at(&mut first, actual).is_err() || first != *ENTRY_SIGNATURE) {
+        if entries > 0
+            && (file.read_exact_at(&mut first, actual).is_err() || first != *ENTRY_SIGNATURE)
+        {
             return Ok(None);
         }
         Ok(Some(Self { entries, start: actual, before, end_offset }))
@@ -169,7 +178,7 @@ fn read_zip64_end(file: &File, end: u64) -> io::Result<Option<(u64, u64, u64, u6
     Ok(None)
 }
 
-/// Replaces values that are too read_zip64_values for their fields by those of the ZIP64 extra field, in the
+/// Replaces values that are too large for their fields by those of the ZIP64 extra field, in the
 /// same order.
 fn read_zip64_values(mut extra: &[u8], numbers: [&mut u64; 3]) {
     while extra.len() >= 4 {

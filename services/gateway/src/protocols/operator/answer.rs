@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{
-    quotas::{Metered, seconds},
+    quotas::{QuotaStates, seconds},
     status,
 };
 
@@ -170,7 +170,7 @@ fn retry_details(details: &ErrorDetails) -> Value {
 
 /// Adds the remaining quotas of a request to a line, by name. Adds nothing where nothing is
 /// limited.
-pub(super) fn add_quotas(line: &mut Value, metered: &Metered) {
+pub(super) fn add_quotas(line: &mut Value, metered: &QuotaStates) {
     let mut quotas = Map::new();
     for quota_state in &metered.0 {
         let (remaining, reset) = (quota_state.remaining.max(0), seconds(quota_state.reset));

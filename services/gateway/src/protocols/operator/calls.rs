@@ -16,7 +16,7 @@ use super::answer;
 use crate::{
     audit::origin::Protocol,
     deadline::Deadline,
-    identity::peer::{Forwarded, Peer},
+    identity::peer::{ForwardedClient, Peer},
     limit::{Account, connection::Connection},
     protocols::{
         ProtocolLayer, Shared, TIMEOUT,
@@ -24,7 +24,7 @@ use crate::{
         methods::Method,
         outbound::ALWAYS_ALLOWED_BYTES,
     },
-    quotas::Metered,
+    quotas::QuotaStates,
     subscribe::cursor::Cursor,
 };
 
@@ -36,7 +36,7 @@ pub(super) struct Calls {
     /// The account that the connection is charged to.
     account: Account,
     /// The caller's remaining quotas as of the last response.
-    remaining_quotas: Arc<Mutex<Metered>>,
+    remaining_quotas: Arc<Mutex<QuotaStates>>,
 }
 
 impl Calls {
@@ -84,7 +84,7 @@ impl Calls {
 
     /// Adopts the headers of a WebSocket request that identify the caller. Returns the client that
     /// a trusted proxy names.
-    pub(super) fn adopt_headers(&mut self, headers: &HeaderMap) -> Option<Forwarded> {
+    pub(super) fn adopt_headers(&mut self, headers: &HeaderMap) -> Option<ForwardedClient> {
         self.caller.extensions.insert(Protocol::WebSocket);
         let client = self.shared.proxies.client(&self.caller.extensions, headers);
         if let Some(client) = client {
@@ -193,7 +193,7 @@ impl Calls {
         );
     }
 
-    fn record_quotas(&self, metered: Metered) {
+    fn record_quotas(&self, metered: QuotaStates) {
         *self.remaining_quotas.lock().unwrap_or_else(PoisonError::into_inner) = metered;
     }
 

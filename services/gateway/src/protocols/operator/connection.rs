@@ -29,8 +29,8 @@ use super::{
     wire::{self, PeekedStream, Reader, Writer},
 };
 use crate::{
-    identity::peer::Forwarded,
-    limit::{self, Account, Holder, Share},
+    identity::peer::ForwardedClient,
+    limit::{self, Account, Holder, Permit},
     quotas::seconds,
     server::TCP_KEEPALIVE_TIME,
     tls::stream::Stream,
@@ -70,13 +70,13 @@ pub(super) struct LineSender {
 /// memory.
 pub(super) struct SessionHold {
     pub(super) slot: OwnedSemaphorePermit,
-    pub(super) memory: Share,
+    pub(super) memory: Permit,
 }
 
 /// A line with the resources it holds.
 pub(super) struct OutgoingLine {
     line: String,
-    _memory: Share,
+    _memory: Permit,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -169,8 +169,9 @@ impl Connection {
                         let (reader, writer) = socket.split(self.calls.account().clone());
                         match client {
                             None => (reader, writer, None),
-                            Some(Forwarded(client)) => {
-                                match self.options.proxied.take(Holder::network(Some(client)), 1) {
+                            Some(ForwardedClient(client)) => {
+                                match self.options.proxied.acquire(Holder::network(Some(client)), 1)
+                                {
                                     Ok(permit) => (reader, writer, Some(permit)),
                                     Err(_) => {
                                         return close_web_socket_with_failure(

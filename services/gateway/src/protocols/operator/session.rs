@@ -12,7 +12,7 @@ use super::{
     calls::Calls,
     tools,
 };
-use crate::limit::Share;
+use crate::limit::Permit;
 
 /// Maximum number of messages shown of a session, the latest ones, and their maximum size in bytes.
 /// Nobody reads more in one line.
@@ -52,7 +52,7 @@ impl Session {
     pub(super) async fn load(
         calls: &Calls,
         task: v1::Task,
-        memory: &mut Share,
+        memory: &mut Permit,
     ) -> Result<Self, Failure> {
         let mut latest = Latest::default();
         // Reads from the latest message, so that the end of a long session is shown.
