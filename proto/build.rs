@@ -1,6 +1,5 @@
 //! Compiles the contracts: `protox` parses them in Rust, so no `protoc` is needed. Beside the types
-//! it generates what the contract's options ask for: traits of requests, and `Debug` without the
-//! fields that are `debug_redact`.
+//! it generates traits of requests, and `Debug` implementations without `debug_redact` fields.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +15,7 @@ use protox::prost_reflect::{
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files = Vec::new();
-    find(Path::new("construct"), &mut files)?;
+    find_protos(Path::new("construct"), &mut files)?;
     files.sort_unstable();
     let mut compiler = protox::Compiler::new(["."])?;
     compiler.include_source_info(true).include_imports(true).open_files(files)?;
@@ -32,10 +31,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
         .compile_well_known_types(false)
-        // Rarely there, and far larger than the other kinds of events.
+        // Rarely set, and far larger than the other variants.
         .boxed(".construct.v1.TaskStatus.subtask_totals")
         .boxed(".construct.v1.Event.payload.task")
-        .skip_debug(redacted.iter().flat_map(undebugged))
+        .skip_debug(redacted.iter().flat_map(types_without_debug))
         .compile_fds(compiler.file_descriptor_set())?;
     println!("cargo:rerun-if-changed=construct");
     println!("cargo:rerun-if-changed=google");
@@ -43,11 +42,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Adds every `.proto` file below a folder.
-fn find(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+fn find_protos(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            find(&path, files)?;
+            find_protos(&path, files)?;
         } else if path.extension().is_some_and(|extension| extension == "proto") {
             files.push(path);
         }
@@ -80,7 +79,7 @@ fn requests(pool: &DescriptorPool) -> String {
     code
 }
 
-/// Whether the value of a field is printed nowhere.
+/// Whether the value of a field must not be printed.
 fn is_redacted(field: &FieldDescriptor) -> bool {
     field
         .options()
@@ -88,8 +87,8 @@ fn is_redacted(field: &FieldDescriptor) -> bool {
         .is_some_and(|value| value.as_bool() == Some(true))
 }
 
-/// The types of a message whose `Debug` is not derived: it and its oneofs.
-fn undebugged(message: &MessageDescriptor) -> Vec<String> {
+/// The types of a message without a derived `Debug`: the message and its oneofs.
+fn types_without_debug(message: &MessageDescriptor) -> Vec<String> {
     let name = format!(".{}", message.full_name());
     let oneofs =
         oneofs(message).map(|oneof| format!("{name}.{}", oneof.name())).collect::<Vec<_>>();
@@ -105,11 +104,11 @@ fn debug(message: &MessageDescriptor) -> String {
     let is_own =
         |field: &FieldDescriptor| field.containing_oneof().is_none_or(|oneof| oneof.is_synthetic());
     let fields = message.fields().filter(|field| is_own(field) && !is_redacted(field));
-    let shown = fields
+    let names = fields
         .map(|field| field.name().to_owned())
         .chain(oneofs(message).map(|oneof| oneof.name().to_owned()));
-    let shown: String = shown.map(|name| format!(".field({name:?}, &self.r#{name})")).collect();
-    let body = format!("f.debug_struct({:?}){shown}.finish_non_exhaustive()", message.name());
+    let calls: String = names.map(|name| format!(".field({name:?}, &self.r#{name})")).collect();
+    let body = format!("f.debug_struct({:?}){calls}.finish_non_exhaustive()", message.name());
     let mut code = implementation(&path(message), &body);
     for oneof in oneofs(message) {
         let arms: String = oneof.fields().map(|field| arm(&field)).collect();
@@ -132,7 +131,7 @@ fn implementation(path: &str, body: &str) -> String {
     format!("impl std::fmt::Debug for {path} {{ {signature} {{ {body} }} }}\n")
 }
 
-/// Where a message's type is, from the root of the crate: `crate::v1::list_agents_request::Filter`.
+/// The path of a message's type in the crate: `crate::v1::list_agents_request::Filter`.
 fn path(message: &MessageDescriptor) -> String {
     let within = match message.parent_message() {
         Some(parent) => module(&parent),
@@ -141,7 +140,7 @@ fn path(message: &MessageDescriptor) -> String {
     format!("{within}::{}", camel(message.name()))
 }
 
-/// Where the types are that stand within a message.
+/// The module of the types nested in a message.
 fn module(message: &MessageDescriptor) -> String {
     let (within, name) = path(message)
         .rsplit_once("::")
@@ -150,13 +149,13 @@ fn module(message: &MessageDescriptor) -> String {
     format!("{within}::{name}")
 }
 
-/// `CreateAPIKey` and `api_key` as prost writes them as a type.
+/// Converts `api_key` to a type name as prost does.
 fn camel(name: &str) -> String {
     let part = |part: &str| part[..1].to_uppercase() + &part[1..];
     name.split('_').filter(|name| !name.is_empty()).map(part).collect()
 }
 
-/// `GitHubApp` as `git_hub_app`.
+/// Converts `GitHubApp` to `git_hub_app`.
 fn snake(name: &str) -> String {
     let mut snake = String::new();
     for letter in name.chars() {

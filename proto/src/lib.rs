@@ -1,6 +1,6 @@
 //! Construct's contracts, generated from the `.proto` files beside this crate. No logic.
 //!
-//! [`v1`] is the public API, [`mesh`] what the services say to each other over NATS.
+//! [`v1`] is the public API, [`mesh`] has the messages between the services over NATS.
 
 pub mod options;
 
@@ -13,9 +13,9 @@ pub mod v1 {
     tonic::include_proto!("construct.v1");
 }
 
-/// Google's options, of which the contract uses that for HTTP.
+/// Google's options for the HTTP mapping.
 pub mod google {
-    /// How methods are called over HTTP, package `google.api`.
+    /// The HTTP mapping of methods, package `google.api`.
     pub mod api {
         tonic::include_proto!("google.api");
     }
@@ -35,29 +35,28 @@ pub trait ApiRequest: prost::Message {
     const NAME: &'static str;
 }
 
-/// A request with an idempotency key: sent again with the same key, it is carried out once.
+/// A request with an idempotency key: repeated with the same key, it has one effect.
 pub trait IdempotentRequest: ApiRequest {
-    /// The key; empty when the client has chosen none.
+    /// The key; empty if the client has set none.
     fn idempotency_key(&mut self) -> &mut String;
 }
 
 /// A request for a page of a list.
 pub trait PagedRequest: ApiRequest + Clone {
-    /// Which page.
+    /// The requested page.
     fn page(&mut self) -> &mut Option<v1::PageRequest>;
 }
 
 include!(concat!(env!("OUT_DIR"), "/requests.rs"));
 
-// `Debug` of messages with fields that are `debug_redact`, without these.
+// `Debug` of messages with `debug_redact` fields, without these fields.
 include!(concat!(env!("OUT_DIR"), "/debug.rs"));
 
 /// Every message and service as an encoded `google.protobuf.FileDescriptorSet`, for gRPC
 /// reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The same, ready to decode a message of which only the full name is known, e.g.
-/// `construct.v1.Event`.
+/// The parsed descriptors. They decode messages by their full name, e.g. `construct.v1.Event`.
 pub static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::decode(FILE_DESCRIPTOR_SET)
         .expect("the build script wrote a valid descriptor set")

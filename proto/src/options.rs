@@ -1,4 +1,4 @@
-//! What the contract's own options say about methods and fields.
+//! Reads the contract's own options of methods and fields.
 
 use prost::Message;
 use prost_reflect::{
@@ -10,17 +10,17 @@ use crate::{
     v1::{Access, FieldRule},
 };
 
-/// Who may call a method. `None`: the contract doesn't say, and nobody may.
+/// Who may call a method. `None`: the option is missing, and nobody may call it.
 pub fn access(method: &MethodDescriptor) -> Option<Access> {
     message(&method.options(), "construct.v1.access")
 }
 
-/// How a method is called over HTTP.
+/// The HTTP mapping of a method.
 pub fn http(method: &MethodDescriptor) -> Option<HttpRule> {
     message(&method.options(), "google.api.http")
 }
 
-/// An example of the body of a request over HTTP, as JSON.
+/// An example of an HTTP request body, as JSON.
 pub fn example(method: &MethodDescriptor) -> Option<String> {
     match value(&method.options(), "construct.v1.example")? {
         Value::String(example) => Some(example),
@@ -28,27 +28,27 @@ pub fn example(method: &MethodDescriptor) -> Option<String> {
     }
 }
 
-/// Whether a call leaves an entry in the audit trail although it changes nothing.
+/// Whether calls of a read-only method have an audit entry.
 pub fn is_audited(method: &MethodDescriptor) -> bool {
     value(&method.options(), "construct.v1.audited") == Some(Value::Bool(true))
 }
 
-/// Whether a call that is sent again does again what it did, with no key to tell.
+/// Whether a repeated call has a second effect, because there is no idempotency key.
 pub fn is_not_idempotent(method: &MethodDescriptor) -> bool {
     value(&method.options(), "construct.v1.not_idempotent") == Some(Value::Bool(true))
 }
 
-/// Which values a field of a request takes.
+/// The values that a field of a request accepts.
 pub fn rule(field: &FieldDescriptor) -> FieldRule {
     message(&field.options(), "construct.v1.rule").unwrap_or_default()
 }
 
-/// Whether one of a oneof's fields is set in every request.
+/// Whether one of the oneof's fields must be set.
 pub fn is_one_required(oneof: &OneofDescriptor) -> bool {
     value(&oneof.options(), "construct.v1.one_required") == Some(Value::Bool(true))
 }
 
-/// Whether the value of a field is printed nowhere: the standard option `debug_redact`.
+/// Whether the value of a field must not be printed: the standard option `debug_redact`.
 pub fn is_redacted(field: &FieldDescriptor) -> bool {
     field
         .options()
