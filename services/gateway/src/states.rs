@@ -85,8 +85,10 @@ impl StateService for Api {
                 .state_growth(context.organization(), state, content, write.key)
                 .await;
             let growth = growth.map_err(status::from_store)?;
-            let requested =
-                QuotaRequest { bytes_of_key: growth.bytes_of_key, ..QuotaRequest::storage(growth.bytes) };
+            let requested = QuotaRequest {
+                bytes_of_key: growth.bytes_of_key,
+                ..QuotaRequest::storage(growth.bytes)
+            };
             self.check_quotas(&context, Some(&write), requested).await?;
         }
         let render = |state: &State| response_output(&show(state));

@@ -38,8 +38,8 @@ where
     let permit = api.acquire_subscription_permit(context.organization())?;
     let backend = Arc::clone(&context.backend);
     // Subscribes before the first read, so that no change is missed.
-    let news = match listen.await {
-        Ok(news) => news,
+    let changes = match listen.await {
+        Ok(changes) => changes,
         Err(error) => {
             tracing::debug!(%error, name, "watching without signals of the mesh");
             stream::pending().boxed()
@@ -48,7 +48,7 @@ where
     let (sender, receiver) = mpsc::channel(buffer);
     let (caller, draining, store) =
         (context.caller().clone(), api.lifecycle().draining(), backend.store.clone());
-    let following = follow(backend, news, sender.clone());
+    let following = follow(backend, changes, sender.clone());
     api.lifecycle().spawn_job(name, async move {
         let _permit = permit;
         tokio::select! {

@@ -17,7 +17,7 @@ use crate::{
     watch_stream::{self, Client, Events},
 };
 
-/// Events on their way to one client.
+/// Buffered events of one client.
 const BUFFER: usize = 8;
 /// Events read at once.
 const EVENTS: i64 = 100;
@@ -34,8 +34,9 @@ pub(super) async fn begin(
     let organization = context.organization();
     let subject = subject::ScanUpdate { organization, scan }.subject();
     let listen = context.backend.publisher.bus().tap(&subject);
-    let follow =
-        move |backend, news, client| follow(backend, (organization, scan), after, news, client);
+    let follow = move |backend, changes, client| {
+        follow(backend, (organization, scan), after, changes, client)
+    };
     watch_stream::begin((api, &context), ("watch of a scan", BUFFER), listen, follow).await
 }
 
@@ -43,7 +44,7 @@ async fn follow(
     backend: Arc<Backend>,
     (organization, id): (OrganizationId, ScanId),
     mut after: i64,
-    mut news: BoxStream<'static, RawMessage>,
+    mut changes: BoxStream<'static, RawMessage>,
     client: Client<ScanEvent>,
 ) -> Result<(), Status> {
     loop {
@@ -66,7 +67,7 @@ async fn follow(
         }
         if !found {
             tokio::select! {
-                Some(_) = news.next() => {}
+                Some(_) = changes.next() => {}
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }

@@ -1,5 +1,4 @@
-//! Documents as they change. What is told is read from the rows; other gateways only say when to
-//! look.
+//! Streams changes of documents. They are read from the database; the bus only signals changes.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,25 +19,26 @@ use crate::{
     watch_stream::{self, Client, Events},
 };
 
-/// Events on their way to one client.
+/// Buffered events of one client.
 const BUFFER: usize = 1;
-/// How soon is looked when the mesh says nothing, as when NATS is away.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often the documents are read without a signal, as when NATS is unavailable.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Which version of each document that is watched the client has; 0: none.
-type Known = BTreeMap<&'static str, i64>;
+/// The version of each watched document that the client has; 0 means none.
+type DeliveredVersions = BTreeMap<&'static str, i64>;
 
 pub(super) async fn begin(
     api: &Api,
     request: Request<WatchStatesRequest>,
 ) -> Result<Response<Events<StateEvent>>, Status> {
     let (context, request) = api.begin_unchecked_request(request)?;
-    let known = requests::watch_states(&request)?;
+    let delivered = requests::watch_states(&request)?;
     let organization = context.organization();
-    let watched = Watched { organization, owner: owner(&context, request.shared) };
+    let watched = WatchedDocuments { organization, owner: owner(&context, request.shared) };
     let (bus, address) = (context.backend.publisher.bus(), subject::StateUpdate { organization });
-    let follow =
-        |backend, news, client| async move { watched.follow(&backend, known, news, &client).await };
+    let follow = |backend, changes, client| async move {
+        watched.follow(&backend, delivered, changes, &client).await
+    };
     watch_stream::begin(
         (api, &context),
         ("watch of documents", BUFFER),
@@ -48,52 +48,53 @@ pub(super) async fn begin(
     .await
 }
 
-/// One set of documents.
-struct Watched {
+/// The watched set of documents.
+struct WatchedDocuments {
     organization: OrganizationId,
-    /// Whose own they are; none: the organization's.
+    /// The user who owns them; `None`: shared in the organization.
     owner: Option<UserId>,
 }
 
-impl Watched {
+impl WatchedDocuments {
     async fn follow(
         &self,
         backend: &Arc<Backend>,
-        mut known: Known,
-        mut news: BoxStream<'static, StateChanged>,
+        mut delivered: DeliveredVersions,
+        mut changes: BoxStream<'static, StateChanged>,
         client: &Client<StateEvent>,
     ) -> Result<(), Status> {
         loop {
-            let versions: Vec<_> = known.iter().map(|(name, version)| (*name, *version)).collect();
+            let versions: Vec<_> =
+                delivered.iter().map(|(name, version)| (*name, *version)).collect();
             let changed =
                 backend.store.state_changes(self.organization, self.owner, &versions).await;
             for state in changed.map_err(status::from_store)? {
-                if let Some(version) = known.get_mut(state.name.as_str()) {
+                if let Some(version) = delivered.get_mut(state.name.as_str()) {
                     *version = state.version;
                 }
-                let event = StateEvent { cursor: cursor(&known), state: Some(show(&state)) };
+                let event = StateEvent { cursor: cursor(&delivered), state: Some(show(&state)) };
                 if client.send(Ok(event)).await.is_err() {
                     return Ok(());
                 }
             }
-            let look = tokio::time::sleep(LOOK);
-            tokio::pin!(look);
+            let poll = tokio::time::sleep(POLL_INTERVAL);
+            tokio::pin!(poll);
             loop {
                 tokio::select! {
-                    Some(changed) = news.next() => if self.concerns(&changed) { break },
-                    () = &mut look => break,
+                    Some(changed) = changes.next() => if self.is_affected_by(&changed) { break },
+                    () = &mut poll => break,
                 }
             }
         }
     }
 
-    fn concerns(&self, changed: &StateChanged) -> bool {
+    fn is_affected_by(&self, changed: &StateChanged) -> bool {
         self.owner.map(|owner| owner.to_string()).unwrap_or_default() == changed.user_id
     }
 }
 
-/// `pinned@2,settings@7`, of what the client has.
-fn cursor(known: &Known) -> String {
-    let has = known.iter().filter(|(_, version)| **version > 0);
-    has.map(|(name, version)| id(name, *version)).collect::<Vec<_>>().join(",")
+/// The cursor of what the client has, e.g. `pinned@2,settings@7`.
+fn cursor(delivered: &DeliveredVersions) -> String {
+    let names = delivered.iter().filter(|(_, version)| **version > 0);
+    names.map(|(name, version)| id(name, *version)).collect::<Vec<_>>().join(",")
 }
