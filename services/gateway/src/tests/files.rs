@@ -226,7 +226,7 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
     for (content, media_type, sha256, reason) in [
         (&b"words"[..], "", Sha256::digest(b"other words").to_string(), "SHA-256"),
         (&b"words"[..], "application/pdf", String::new(), "looks like something else"),
-        (&bomb[..], "application/gzip", String::new(), "bytes, unpacked"),
+        (&bomb[..], "application/gzip", String::new(), "bytes when decompressed"),
         (&png[..], "text/plain", String::new(), "looks like image/png"),
         (&png[..], "", String::new(), "image/png are not accepted"),
     ] {

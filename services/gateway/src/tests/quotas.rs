@@ -392,8 +392,7 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     );
     assert_eq!(answer["usage"][0]["usage"]["inputTokens"], "9");
     // Only the operator can read the quota of another organization.
-    let (_, operator) =
-        super::walk::create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let (_, operator) = create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     let request = v1::GetQuotaRequest { organization: organization.to_string() };
     let shown =
         usage(&gateway).get_quota(with_key(request.clone(), Some(&operator))).await.expect("shown");
