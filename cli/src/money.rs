@@ -37,7 +37,9 @@ pub(crate) fn parse_limit(text: &str) -> Result<Limit, String> {
         Some("month") => Some(BudgetPeriod::Month),
         Some("call") => Some(BudgetPeriod::Call),
         Some(_) => {
-            return Err("write total, day, month or call behind the amount, like 5/month".to_owned());
+            return Err(
+                "write total, day, month or call behind the amount, like 5/month".to_owned()
+            );
         }
     };
     let micros = parse_price(amount)

@@ -35,7 +35,8 @@ async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 /// Waits until a task is put aside, later than `before` if it was already.
 async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
     until("the task to be put aside", PATIENCE, async || {
-        let parked = mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
+        let parked =
+            mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
         parked
             .filter(|parked| before.is_none_or(|before| parked.since > before.since))
             .ok_or("it is not")

@@ -432,12 +432,13 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     let began = Instant::now();
     mesh.database.fill_tasks(local, "worker", active, Some("hello")).await;
     let patience = Duration::from_secs(60 + u64::from(active) / 4);
-    let seconds =
-        until("all to be answered", patience, async || match mesh.database.answer_times(local).await {
+    let seconds = until("all to be answered", patience, async || {
+        match mesh.database.answer_times(local).await {
             (seconds, 0) => Ok(seconds),
             (seconds, left) => Err((seconds.len(), left)),
-        })
-        .await;
+        }
+    })
+    .await;
     let took = began.elapsed();
     println!(
         "{active} tasks at once: {took:?}; the slowest {:.1} s",

@@ -185,7 +185,13 @@ async fn schedules_are_kept_changed_paused_and_deleted() {
             },
             "spec.at",
         ),
-        (v1::ScheduleSpec { task: "task_1".into(), ..weekly.clone() }, "spec.agent"),
+        (
+            v1::ScheduleSpec {
+                task: "task_01890a5d-ac96-774b-bcce-b302099a8057".into(),
+                ..weekly.clone()
+            },
+            "spec.agent",
+        ),
         (v1::ScheduleSpec { blocks: Vec::new(), ..weekly.clone() }, "spec.blocks"),
     ] {
         let refused = create(&mut schedules, broken).await.unwrap_err();

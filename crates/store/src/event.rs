@@ -99,7 +99,7 @@ impl Store {
             stream.organization.uuid(),
             to_i64(sequence),
             i64::from(limit),
-            signed(bytes),
+            to_i64(bytes),
         )
         .fetch_all(&self.pool)
         .await?;

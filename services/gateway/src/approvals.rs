@@ -5,7 +5,7 @@ use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,
     approval_service_server::ApprovalService, decide_approval_request::Decision, event::Payload,
 };
-use construct_store::{ApprovalDecision, ApprovalFilter, WriteOutput, StoredApproval};
+use construct_store::{ApprovalDecision, ApprovalFilter, StoredApproval, WriteOutput};
 use tonic::{Request, Response, Status};
 
 use crate::{

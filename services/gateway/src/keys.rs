@@ -130,8 +130,10 @@ impl KeyService for Api {
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
         let place = self.sum(entry.organization()).await?;
-        let counts =
-            entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
+        let counts = entry
+            .store()
+            .quota_key_counts(entry.organization(), CountSelection::ALL, &periods)
+            .await;
         drop(place);
         let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
         let used = ApiKeyUse {

@@ -7,7 +7,7 @@ use construct_proto::v1::{
     UpdateMessageRequest, event::Payload, message_service_server::MessageService,
 };
 use construct_store::{
-    Error, MessageCursor, MessageFilter, NewUserMessage, WriteOutput, StoredMessage,
+    Error, MessageCursor, MessageFilter, NewUserMessage, StoredMessage, WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;

@@ -89,7 +89,10 @@ impl Policies {
 
     /// Of what both lists say the stricter.
     fn stricter(&self, names: &[&str], subject: &Subject) -> Verdict {
-        policy::stricter_verdict(self.agent.evaluate(names, subject), self.task.evaluate(names, subject))
+        policy::stricter_verdict(
+            self.agent.evaluate(names, subject),
+            self.task.evaluate(names, subject),
+        )
     }
 }
 

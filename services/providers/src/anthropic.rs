@@ -211,7 +211,7 @@ impl<'a> Body<'a> {
     fn new(request: &'a Request) -> Self {
         let parameters = &request.parameters;
         let strict_format = strict_format(request);
-        let prompt = if guaranteed.is_some() {
+        let prompt = if strict_format.is_some() {
             Cow::Borrowed(&*request.system)
         } else {
             request.system_with_format()

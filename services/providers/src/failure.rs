@@ -134,8 +134,8 @@ impl Failure {
         let parts = secret
             .into_iter()
             .flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART));
-        for form in secret.into_iter().chain(parts).flat_map(forms) {
-            self.message = self.message.replace(&form, SCRUBBED);
+        for form in secret.into_iter().chain(parts).flat_map(secret_forms) {
+            self.message = self.message.replace(&form, KEY_PLACEHOLDER);
         }
         self
     }

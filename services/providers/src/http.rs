@@ -170,7 +170,7 @@ impl Http {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), clock::now());
-        let body = error_body(response).await;
+        let body = read_error_body(response).await;
         let failure = refused(status, &body).with_status(status);
         // Some vendors name the time of the next attempt in the body.
         let retry_at = retry_at.or(failure.retry_at);
@@ -304,8 +304,8 @@ impl<D: Dialect> Exchange<D> {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), clock::now());
-        let body = error_body(response).await;
-        let failure = self.dialect.refused(status, &body).with_status(status);
+        let body = read_error_body(response).await;
+        let failure = self.dialect.response_failure(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
         Err(failure.with_retry_at(retry_at))
@@ -364,15 +364,16 @@ fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
         .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
 }
 
-async fn body(response: Response, limit: usize, within: Duration) -> Vec<u8> {
-    body_with_end(response, limit, within).await.0
+async fn read_body(response: Response, limit: usize, within: Duration) -> Vec<u8> {
+    read_body_with_end(response, limit, within).await.0
 }
 
 /// The body of a response that is an error. People are shown a part of it, without the key
 /// ([`Failure::scrubbed`]). Where it broke off, it may have done so within the key: so many bytes
 /// before its end are left out then, whatever they are.
-async fn error_body(response: Response) -> Vec<u8> {
-    let (mut body, is_whole) = body_with_end(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
+async fn read_error_body(response: Response) -> Vec<u8> {
+    let (mut body, is_whole) =
+        read_body_with_end(response, MAX_ERROR_BODY_BYTES, BODY_TIMEOUT).await;
     // Of a whole JSON text nothing is missing, whatever should have come after it.
     if !is_whole && serde_json::from_slice::<IgnoredAny>(&body).is_err() {
         body.truncate(body.len().saturating_sub(MAX_KEY_BYTES - 1));
@@ -381,7 +382,11 @@ async fn error_body(response: Response) -> Vec<u8> {
 }
 
 /// A body, and whether its end was reached.
-async fn body_with_end(mut response: Response, limit: usize, within: Duration) -> (Vec<u8>, bool) {
+async fn read_body_with_end(
+    mut response: Response,
+    limit: usize,
+    within: Duration,
+) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     // What came until the time ran out or the connection broke is better than nothing.
     let read = timeout(within, async {

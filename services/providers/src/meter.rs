@@ -71,13 +71,13 @@ pub(crate) fn reported_or_estimated(
     accepted: bool,
     input_chars: impl FnOnce() -> usize,
 ) -> Usage {
-    let estimated_output = estimate_tokens(bytes);
+    let estimated_output = estimate_tokens(output_bytes);
     match reported {
         Some(reported) if complete && reported.output_tokens > 0 => reported,
         Some(reported) => {
             Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported }
         }
-        None if bytes == 0 && !complete && !accepted => Usage::default(),
+        None if output_bytes == 0 && !complete && !accepted => Usage::default(),
         None => Usage {
             input_tokens: estimate_tokens(input_chars()),
             output_tokens: estimated_output,

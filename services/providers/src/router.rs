@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     answer,
     breaker::{self, Breakers, Permit},
-    cancels::Cancel,
+    cancels::CancelSignal,
     failure::Failure,
     fenced_blocks,
     http::{Headroom, HeadroomObserver},

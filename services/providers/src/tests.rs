@@ -25,12 +25,12 @@ use tokio::time::Instant;
 
 use self::wires::{KEY, Wire};
 use crate::{
-    answer::Completed,
+    answer::CompletedAnswer,
     call::{
         Outcome,
-        tests::{NO_DELAY_POLICY, command, routed_call, router, run},
+        tests::{NO_DELAY_POLICY, command, routed, router, run},
     },
-    cancels::Cancel,
+    cancels::CancelSignal,
     delta::tests::RecordingProgress,
     failure::Failure,
     framing::Framing,
@@ -416,7 +416,7 @@ async fn cancel_closes_the_connection() {
         let Outcome::Cancelled { reason, partial } = outcome else {
             panic!("not cancelled: {outcome:?}")
         };
-        assert_eq!((reason.as_str(), said.len()), ("suspended", 1));
+        assert_eq!((reason.as_str(), partial.len()), ("suspended", 1));
         assert!(usage.output_tokens > 0, "{usage:?}");
         until("the connection to close", async || match server.open_answers() {
             0 => Ok(()),
@@ -434,14 +434,14 @@ async fn key_repeated_by_the_vendor_is_scrubbed() {
         server.reply(wire.error_saying(401, &message));
         let progress_log = RecordingProgress::default();
         let mut progress = progress_log.clone();
-        let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
+        let mut deltas =
+            crate::delta::Deltas::new(crate::delta::tests::step_context(1), &mut progress);
         let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let mut command = command("go");
         command.provider = Some(provider(wire, &server.url(), &[KEY]));
         let cancel = CancelSignal::default();
-        let failure = failure(
-            crate::call::answer(&router, routed_call(&command, &cancel), &mut deltas).await.0,
-        );
+        let failure =
+            failure(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         assert_eq!(failure.message, "Incorrect API key provided: [api key].", "{wire:?}");
         assert_eq!(failure.class, FailureClass::Authentication);
     }
@@ -453,7 +453,7 @@ async fn key_repeated_by_the_vendor_is_scrubbed() {
 async fn error_body_that_breaks_off_says_nothing_about_key() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
-        let vendor = open(wire.provider(), &server.url(), SOON);
+        let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
         for padding in [0, 9_000] {
             let mut said = Vec::new();
             for guess in [KEY, "no-other-5678"] {
@@ -534,11 +534,10 @@ async fn remaining_limits_are_read_from_headers() {
         for _ in 0..2 {
             let mut progress = RecordingProgress::default();
             let mut deltas =
-                crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
+                crate::delta::Deltas::new(crate::delta::tests::step_context(1), &mut progress);
             let cancel = CancelSignal::default();
-            calls.push(
-                crate::call::answer(&router, routed_call(&command, &cancel), &mut deltas).await.0,
-            );
+            calls
+                .push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         }
         let failure = failure(calls.remove(1));
         assert_eq!((failure.class, failure.tries), (FailureClass::RateLimited, 0), "{wire:?}");

@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
-        super::turns_from_messages(
+        turns_from_messages(
             messages,
             tools.then_some(CodeTool { name: "run", argument: "code" }),
             &Origin { vendor: "v".into(), provider_id: "p".into() },

@@ -412,14 +412,14 @@ mod tests {
             agent: String::new(),
             title: String::new(),
             status: SubtaskStatus::Ended(TurnOutcome::Completed),
-            answer: text(answer.to_owned()),
+            answer: text_content(answer.to_owned()),
             error: String::new(),
             cost_pico_usd: 0,
         };
         for (answer, told, left_out) in
             [("abcd", "abcd", 0), ("abcde", "abcd", 1), ("abc\u{20ac}d", "abc", 4)]
         {
-            let state = state(ended(answer), 4);
+            let state = subtask_state(ended(answer), 4);
             assert_eq!(
                 (state.answer.as_str(), state.answer_left_out),
                 (told, left_out),

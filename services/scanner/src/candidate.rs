@@ -134,7 +134,7 @@ type LineReader<'a> = &'a dyn Fn(&str, u32, u32) -> Option<Vec<String>>;
 fn check_with(answer: &str, commit: &str, lines: LineReader<'_>) -> CheckReport {
     let proposed = match parse_candidates(answer) {
         Ok(proposed) => proposed,
-        Err(what) => {
+        Err(message) => {
             return CheckReport {
                 problems: vec![Problem { candidate: None, message }],
                 ..CheckReport::default()

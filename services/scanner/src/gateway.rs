@@ -60,8 +60,8 @@ impl Gateway {
     }
 }
 
-impl From<tonic::Status> for Error {
-    fn from(status: tonic::Status) -> Self {
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
         if is_transient(&status) {
             Self::Retryable {
                 reason: format!("the gateway: {}", status.message()),

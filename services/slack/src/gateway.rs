@@ -220,7 +220,7 @@ pub(crate) fn is_transient(status: &Status) -> bool {
     if status.get_details_error_info().is_some_and(|info| info.reason == "REQUEST_TOO_LARGE") {
         return false;
     }
-    let passing = [
+    let transient_codes = [
         Code::Unavailable,
         Code::Cancelled,
         Code::DeadlineExceeded,

@@ -226,7 +226,7 @@ async fn a_hostile_archive_that_was_sent_ends_its_scan_and_nothing_of_it_stays()
     let request = v1::CreateScanRequest { spec: Some(spec), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
     assert!(
-        refused.code() == Code::InvalidArgument && refused.message().contains("3 MiB"),
+        refused.code() == Code::InvalidArgument && refused.message().contains("3,145,728 bytes"),
         "{refused}"
     );
     // The next honest one gets through.

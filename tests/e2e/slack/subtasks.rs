@@ -241,7 +241,7 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
     until("the first question to leave it to the second", PATIENCE, async || {
         let asked = mesh.database.store().slack_mentions_by_user(TEAM, ANN, 10).await.unwrap();
         let rarely = Timestamp::now() + SignedDuration::from_secs(20);
-        if asked[0].next_look.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
+        if asked[0].next_wake.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
     })
     .await;
     let fails = format!(

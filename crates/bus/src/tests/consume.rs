@@ -33,8 +33,9 @@ async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
-    let other =
-        super::task((1..).find(|&n| partition::for_task(super::task(n)) == 1).expect("there are many"));
+    let other = super::task(
+        (1..).find(|&n| partition::for_task(super::task(n)) == 1).expect("there are many"),
+    );
     let mut consumer = bus.consume_tasks(0, options(8));
     bus.publish(&subject::TaskWake::new(other), &wake(other, "other")).await.expect("sent");
     bus.publish(&subject::TaskWake::new(task), &wake(task, "one")).await.expect("sent");

@@ -49,7 +49,10 @@ fn audit(method: &str) -> (Audit, Arc<AtomicBool>) {
     let answered = |method: &str, response: &[u8]| {
         vec![format!("{method} {}", !response.is_empty()), "ada".into()]
     };
-    (Audit { entry: entry(method), response_objects, written: Arc::clone(&written) }, written)
+    (
+        Audit { entry: entry(method), response_objects: answered, written: Arc::clone(&written) },
+        written,
+    )
 }
 
 #[tokio::test]

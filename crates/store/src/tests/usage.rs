@@ -117,7 +117,7 @@ async fn quota_counts_are_computed_from_source_tables() {
     // A deleted task still counts, before and after it is purged.
     applied(f.store.task_delete(&write(), gone, rendered("task.deleted")).await.expect("deleted"));
     assert_eq!(counts(&f, ORG, &periods).await, expected);
-    f.store.task_purge(gone, super::deleted_event, now).await.expect("purged");
+    f.store.task_purge(gone, deleted_event, now).await.expect("purged");
     assert_eq!(counts(&f, ORG, &periods).await, expected);
     // A fork has neither run nor spent anything.
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");

@@ -410,7 +410,9 @@ impl FieldRules {
     fn double(&self, value: f64, path: &Path<'_>, violations: &mut Violations) {
         let (least, most) =
             (self.rule.min.map(|least| least as f64), self.rule.max.map(|most| most as f64));
-        // A NaN is within no bounds.
+        if !value.is_finite() {
+            return violations.add(path.to_string(), "must be a finite number");
+        }
         let is_within =
             least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
         violations.require(is_within, path, || self.bounds(&value));

@@ -37,13 +37,13 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             let hint = "upper-case letters, digits and `_`, beginning with a letter";
             (
                 secret::is_name(text),
-                format!("must be 1 to {} characters: {hint}", secret::NAME_CHARS),
+                format!("must be 1 to {} characters: {hint}", secret::MAX_NAME_CHARS),
             )
         }
         Format::SecretNamePrefix => {
             let hint = format!(
                 "must be empty or the beginning of a name, at most {} characters",
-                secret::NAME_CHARS
+                secret::MAX_NAME_CHARS
             );
             (secret::is_name(text), hint)
         }
@@ -54,7 +54,7 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             (false, hint.to_owned())
         }
         Format::SecretValue => {
-            let (least, most) = (secret::MIN_BYTES, thousands(secret::MAX_BYTES));
+            let (least, most) = (secret::MIN_VALUE_BYTES, thousands(secret::MAX_VALUE_BYTES));
             let hint = format!(
                 "must have {least} to {most} bytes (white space around it does not count for the least), and no \
                  U+0000: what is shorter could not be told from other text when it comes back"
@@ -119,9 +119,10 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
                 Scope::ALL.iter().map(|scope| scope.as_str()).collect::<Vec<_>>().join(", ");
             (Scope::parse(text).is_some(), format!("must be one of {known}"))
         }
-        Format::DocumentName => {
-            (state::name(text).is_some(), format!("must be one of: {}", state::NAMES.join(", ")))
-        }
+        Format::DocumentName => (
+            state::parse_name(text).is_some(),
+            format!("must be one of: {}", state::NAMES.join(", ")),
+        ),
     };
     (!is_valid).then_some(hint)
 }

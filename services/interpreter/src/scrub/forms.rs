@@ -34,7 +34,7 @@ pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
     forms.sort_by(|(one, _), (other, _)| one.cmp(other));
     forms.dedup_by(|(one, _), (other, _)| one == other);
     // Nothing is stored that is so short. Were it, every text would be full of it.
-    forms.retain(|(form, _)| form.len() >= construct_domain::secret::MIN_BYTES);
+    forms.retain(|(form, _)| form.len() >= construct_domain::secret::MIN_VALUE_BYTES);
     forms
 }
 

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     answer::Answer,
     call::tests::{NO_DELAY_POLICY, command, run},
-    cancels::Cancel,
+    cancels::CancelSignal,
     delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
@@ -311,7 +311,7 @@ fn message_of(turn: &Turn) -> Value {
 #[test]
 fn each_model_generation_gets_its_own_thinking_request() {
     let asked = |effort, model: &str, max_tokens| {
-        let thinking = Thinking::of(effort, model, max_tokens, &[]);
+        let thinking = Thinking::for_model(effort, model, max_tokens, &[]);
         (json!(thinking), thinking.excludes_sampling)
     };
     let budget = |tokens: u32| json!({"thinking": {"type": "enabled", "budget_tokens": tokens}});

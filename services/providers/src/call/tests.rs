@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     breaker::Breakers,
-    cancels::Cancel,
+    cancels::CancelSignal,
     delta::tests::{RecordingProgress, step_context},
     http::HeadroomObserver,
     retry::Policy,
@@ -145,7 +145,7 @@ pub(crate) async fn run(
     if let Some(model) = &mut command.model {
         model.prices = None;
     }
-    let (outcome, usage, _) = answer(&router, routed_call(&command, cancel), &mut deltas).await;
+    let (outcome, usage, _) = answer(&router, routed(&command, cancel), &mut deltas).await;
     (outcome, usage)
 }
 
@@ -269,7 +269,7 @@ async fn cancel_ends_a_call_at_once_with_its_usage() {
         play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel)
             .await;
     let text = block::Block::Text(Text { text: "abcd".into() });
-    let said = vec![Block { block: Some(text) }];
+    let partial = vec![Block { block: Some(text) }];
     assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), partial });
     assert_eq!(begun.elapsed(), Duration::from_secs(7));
     assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");

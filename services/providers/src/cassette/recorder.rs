@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Cassette, CassetteEnd, CassetteFailure, Piece, PieceContent, VERSION};
+use super::{Cassette, CassetteEnd, CassetteFailure, FORMAT_VERSION, Piece, PieceContent};
 use crate::{
     failure::Failure,
     scripted::AttemptCounter,
@@ -154,7 +154,7 @@ struct Recording {
     started_at: Instant,
     head: ResponseHead,
     pieces: Vec<Piece>,
-    end: Option<End>,
+    end: Option<CassetteEnd>,
 }
 
 impl Recording {
@@ -189,7 +189,7 @@ impl Drop for Recording {
             std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
         let now = Timestamp::now();
         let cassette = Cassette {
-            cassette: VERSION,
+            cassette: FORMAT_VERSION,
             recorded_at: now.to_string(),
             vendor: self.request.origin.vendor.clone(),
             model: self.request.model.clone(),

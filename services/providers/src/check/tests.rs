@@ -71,8 +71,8 @@ async fn breaker_state_reaches_running_and_new_processes() {
     let (one, _one) = process(&bus, "one").await;
     let (two, _two) = process(&bus, "two").await;
     let key = breaker::Key { provider_id: "provider_1".into(), vendor_model: "m".into() };
-    for _ in 0..breaker::state::FAILURES {
-        one.admit(&key).expect("closed").failed(&Failure::transient("down"));
+    for _ in 0..breaker::state::FAILURE_THRESHOLD {
+        one.admit(&key).expect("closed").on_failure(&Failure::transient("down"));
     }
     let hears = async |breakers: &Breakers| {
         until("the news", async || match breakers.status(&key).state() {

@@ -11,7 +11,7 @@ use futures::TryStreamExt as _;
 use super::*;
 use crate::{
     answer::{Answer, CompletedAnswer},
-    call::tests::{Shared, command},
+    call::tests::{SharedVendor, command},
     tests::open,
 };
 
@@ -101,8 +101,8 @@ async fn ask(server: &VendorServer, stop: &str, text: &str) -> CompletedAnswer {
     command.messages.push(message(MessageSource::Assistant, Block::CodeInterpreterCall(call)));
     command.messages.push(message(MessageSource::System, Block::CodeInterpreterResult(result)));
     let request = Request::from_command(&command).expect("whole");
-    let vendor = around(
-        Box::new(Shared(open(ModelProviderType::Openai, &server.url(), TEST_TIMEOUT))),
+    let vendor = wrap(
+        Box::new(SharedVendor(open(ModelProviderType::Openai, &server.url(), TEST_TIMEOUT))),
         &request,
     );
     let mut answer = Answer::new(&request);
@@ -147,7 +147,7 @@ async fn native_tool_calls_pass_through() {
     let script = r#"[{"text": "I look.", "code": "1"}]"#;
     let scripted =
         crate::scripted::Scripted::parse(script, "p".into(), Arc::default()).expect("a script");
-    let vendor = around(Box::new(scripted), &request);
+    let vendor = wrap(Box::new(scripted), &request);
     let chunks: Vec<Chunk> =
         vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
     assert!(chunks.contains(&Chunk::Text("I look.".into())), "{chunks:?}");

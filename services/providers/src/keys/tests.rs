@@ -138,13 +138,13 @@ async fn limited_key_rests_until_reset_for_the_limited_model() {
     assert_eq!(keys.lease(&other).await.expect("free").key()[0], 1);
 
     let lease = keys.lease(&want(&two)).await.expect("free");
-    lease.observer().headroom(Headroom { exhausted_for: Some(Duration::from_secs(15)) });
+    lease.observer().on_headroom(Headroom { exhausted_for: Some(Duration::from_secs(15)) });
     drop(lease);
     let begun = Instant::now();
     assert_eq!(keys.lease(&want(&two)).await.expect("it is worth waiting").key()[0], 2);
     assert_eq!(begun.elapsed().as_secs(), 15);
     let lease = keys.lease(&want(&two)).await.expect("free");
-    lease.observer().headroom(Headroom { exhausted_for: Some(Duration::from_secs(30)) });
+    lease.observer().on_headroom(Headroom { exhausted_for: Some(Duration::from_secs(30)) });
     let begun = Instant::now();
     keys.lease(&want(&two)).await.expect_err("longer than it is worth waiting here");
     assert_eq!(begun.elapsed(), Duration::ZERO);

@@ -9,7 +9,7 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 
 use super::{tokenizer::tests::file, *};
-use crate::vendor::{Open as _, Vendors};
+use crate::vendor::{VendorFactory as _, Vendors};
 
 const VOCAB: [&str; 5] = ["[PAD]", "[UNK]", "cat", "dog", "##s"];
 

@@ -13,7 +13,7 @@ use super::{events::WireUsage, *};
 use crate::{
     answer::{Answer, CompletedAnswer},
     call::tests::{NO_DELAY_POLICY, command, run},
-    cancels::Cancel,
+    cancels::CancelSignal,
     delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
@@ -555,7 +555,11 @@ fn new_fields_are_sent_only_to_openai_itself() {
         ("http://localhost:8000/v1", false),
     ] {
         let endpoint = Endpoint::parse(base, None).expect("a URL");
-        assert_eq!(flavor(&endpoint).limit == OPENAI.limit, original, "{base}");
+        assert_eq!(
+            flavor(&endpoint).max_tokens_field == OPENAI.max_tokens_field,
+            original,
+            "{base}"
+        );
     }
 }
 
@@ -630,10 +634,10 @@ fn foreign_call_gets_empty_reasoning_where_required() {
     ] {
         let mut messages = Vec::new();
         let turn = Turn { role: Role::Assistant, parts: vec![call.clone()] };
-        push(&mut messages, turn, flavor);
+        push_turn(&mut messages, turn, flavor);
         assert_eq!(messages[0].get("reasoning_content").cloned(), expected);
         let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("no call".into())] };
-        push(&mut messages, turn, flavor);
+        push_turn(&mut messages, turn, flavor);
         assert_eq!(messages[1].get("reasoning_content"), None);
     }
 }

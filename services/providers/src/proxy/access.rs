@@ -66,11 +66,11 @@ mod tests {
 
     #[test]
     fn token_is_read_from_either_header() {
-        let issued = ModelToken {
+        let token = ModelToken {
             expires_at: Timestamp::from_second(9_000_000_000).expect("a time"),
-            ..issued()
+            ..example_token()
         };
-        let text = issued.sign(&keys());
+        let text = token.sign(&keys());
         let value = |text: String| HeaderValue::from_str(&text).expect("a header");
         for (name, text) in [
             ("authorization", format!("Bearer {}", text.expose())),
@@ -78,7 +78,7 @@ mod tests {
             ("x-api-key", text.expose().to_owned()),
         ] {
             let headers = HeaderMap::from_iter([(name.parse().expect("a name"), value(text))]);
-            assert_eq!(verify_token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(issued.clone()));
+            assert_eq!(verify_token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(token.clone()));
         }
         for headers in [
             HeaderMap::new(),

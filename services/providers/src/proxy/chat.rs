@@ -468,11 +468,15 @@ impl Writer for Stream {
         match (chunk, change) {
             (Chunk::Text(text), _) => {
                 self.begin(out);
-                self.write_delta(&format!("{{\"content\":{}}}", json(text)), None, out);
+                self.write_delta(&format!("{{\"content\":{}}}", to_json(text)), None, out);
             }
             (Chunk::Thinking(text), _) => {
                 self.begin(out);
-                self.write_delta(&format!("{{\"reasoning_content\":{}}}", json(text)), None, out);
+                self.write_delta(
+                    &format!("{{\"reasoning_content\":{}}}", to_json(text)),
+                    None,
+                    out,
+                );
             }
             (Chunk::Call { .. }, PieceChange::Started(at)) => {
                 self.begin(out);

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     answer::estimate_tokens,
-    cancels::Cancel,
+    cancels::CancelSignal,
     failure::Failure,
     router::{CallEnd, Interrupts, RoutedCall, Sink},
     vendor::{Chunk, EmbedRequest, Request},

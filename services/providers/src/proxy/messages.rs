@@ -306,7 +306,7 @@ fn read_parts(content: Content) -> Result<Vec<Part>, Refusal> {
                     match part {
                         Part::Text(text) => output.push(text),
                         // Most vendors don't allow media within a result.
-                        part @ Part::Media(_) => block.push(part),
+                        part @ Part::Media(_) => shown.push(part),
                         _ => {
                             return Err(Refusal::invalid(
                                 "a tool's result can hold text, images and documents only",

@@ -463,13 +463,13 @@ impl Writer for Stream {
     fn end(&mut self, answer: &PartialAnswer, out: &mut String) {
         self.begin(out);
         self.close(answer, true, out);
-        let whole = response(&self.head, Some(answer));
-        let name = if whole["status"] == "incomplete" {
+        let response = response(&self.head, Some(answer));
+        let name = if response["status"] == "incomplete" {
             "response.incomplete"
         } else {
             "response.completed"
         };
-        self.event(name, json!({"response": json_response}), out);
+        self.event(name, json!({"response": response}), out);
     }
 
     fn fail(&mut self, refusal: &Refusal, out: &mut String) {

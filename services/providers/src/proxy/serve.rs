@@ -21,7 +21,7 @@ use super::{
     Shared, access,
     client_request::estimate_cost,
     partial_answer::PartialAnswer,
-    protocol::{AnswerHead, ClientProtocol, Writer, json},
+    protocol::{AnswerHead, ClientProtocol, Writer, to_json},
     refusal::{Kind, Refusal},
     routes::Route,
     spending::CallReservation,

@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     call::{
         self, Outcome,
-        tests::{command, routed_call, router},
+        tests::{command, routed, router},
     },
     delta::{
         Deltas,
@@ -162,8 +162,7 @@ async fn run_call_until(
     let progress_log = RecordingProgress::default();
     let mut progress = progress_log.clone();
     let mut deltas = Deltas::new(step_context(1), &mut progress);
-    let (outcome, usage, model) =
-        call::answer(router, routed_call(command, cancel), &mut deltas).await;
+    let (outcome, usage, model) = call::answer(router, routed(command, cancel), &mut deltas).await;
     (outcome, usage, model, progress_log)
 }
 
@@ -403,7 +402,7 @@ async fn silent_model_is_hedged_and_first_answer_wins() {
             seconds: i64::try_from(after).expect("small"),
             nanos: 0,
         }),
-        ..to_a(&[("b", 100)])
+        ..command_for_a(&[("b", 100)])
     };
     let vendors = FakeVendors::new([
         ("a", vec![Behavior::AnswerAfter(20 * SECOND, "slow")]),
@@ -613,9 +612,9 @@ async fn committed_answer_is_not_retried() {
     let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
     let cancel = CancelSignal::default();
     let mut sink = CommittedSink::default();
-    let routed = router.call(routed_call(&command_for_a(&[("b", 100)]), &cancel), &mut sink).await;
-    assert!(matches!(routed.end, CallEnd::Failed(failure) if failure.tries == 2));
-    assert_eq!((vendors.called_providers().len(), routed.model_id.as_str()), (2, "model_a"));
+    let outcome = router.call(routed(&command_for_a(&[("b", 100)]), &cancel), &mut sink).await;
+    assert!(matches!(outcome.end, CallEnd::Failed(failure) if failure.tries == 2));
+    assert_eq!((vendors.called_providers().len(), outcome.model_id.as_str()), (2, "model_a"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::{
     call::tests::command,
     delta::{
         Deltas,
-        tests::{RecordingProgress, marks},
+        tests::{RecordingProgress, step_context},
     },
     meter::Meter,
     vendor::Request,
@@ -63,7 +63,7 @@ async fn ask(
     let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
     let progress_log = RecordingProgress::default();
     let mut progress = progress_log.clone();
-    let mut deltas = Deltas::new(marks(1), &mut progress);
+    let mut deltas = Deltas::new(step_context(1), &mut progress);
     let mut answer = Answer::new(&request);
     let mut meter = Meter::new(Arc::clone(&request));
     let mut chunks = vendor.invoke(request);

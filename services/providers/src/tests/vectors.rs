@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     call::tests::{NO_DELAY_POLICY, command, router},
-    cancels::Cancel,
+    cancels::CancelSignal,
     failure::Failure,
     router::{CallEnd, Interrupts, RoutedCall, RoutedResult, Router, Sink, Target},
     vendor::{Chunk, EmbedRequest, Request},

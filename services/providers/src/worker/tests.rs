@@ -360,15 +360,15 @@ async fn command_delivered_too_often_fails() {
         hand_back: context.lifecycle().draining(),
     };
     let command = mesh.command(r#"[{"text": "x"}]"#);
-    let fifth = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
+    let fifth = worker.execute(&command, MAX_DELIVERIES).await.0.expect("not handed back");
     assert_eq!(text(&fifth), "x");
-    let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
+    let sixth = worker.execute(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
     // Where another delivery would be the sixth, a handed-back call fails, and its step is started
     // again: this worker's call does not count.
     context.lifecycle().stop("the test stops it");
-    assert_eq!(worker.answer(&command, MAX_DELIVERIES - 1).await.0, None);
-    let last = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
+    assert_eq!(worker.execute(&command, MAX_DELIVERIES - 1).await.0, None);
+    let last = worker.execute(&command, MAX_DELIVERIES).await.0.expect("not handed back");
     assert!(
         matches!(&last.outcome, Some(step_result::Outcome::Failed(failure)) if failure.tries == MAX_DELIVERIES - 1),
         "it counts as no call of its own: {last:?}"
@@ -401,7 +401,7 @@ async fn redelivered_command_does_not_regain_its_attempts() {
         command
     };
     let answer = async |command: &ModelInvoke, delivery: u32| {
-        worker.answer(command, delivery).await.0.expect("not handed back").outcome
+        worker.execute(command, delivery).await.0.expect("not handed back").outcome
     };
     // What is left of three attempts at a model and five of an answer: each earlier delivery counts
     // as an attempt.

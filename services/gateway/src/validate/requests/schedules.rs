@@ -2,7 +2,7 @@
 
 use construct_domain::{
     TaskId,
-    schedule::{Invalid, Timing},
+    schedule::{InvalidTiming, Timing},
 };
 use construct_proto::v1::{CreateScheduleRequest, UpdateScheduleRequest};
 use jiff::Timestamp;

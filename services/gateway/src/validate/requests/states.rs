@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use construct_domain::state::{MAX_DEPTH, NAMES, depth, name};
+use construct_domain::state::{MAX_DEPTH, NAMES, json_depth, parse_name};
 use construct_proto::v1::{PutStateRequest, WatchStatesRequest};
 use serde::de::IgnoredAny;
 use tonic::Status;
@@ -30,7 +30,7 @@ pub(crate) fn watch_states(
     if request.states.is_empty() {
         watched.extend(NAMES.map(|name| (name, 0)));
     }
-    watched.extend(request.states.iter().filter_map(|text| name(text)).map(|name| (name, 0)));
+    watched.extend(request.states.iter().filter_map(|text| parse_name(text)).map(|name| (name, 0)));
     match cursor(&request.cursor) {
         // Versions of what is not watched say nothing here.
         Some(has) => has.into_iter().for_each(|(name, version)| {

@@ -22,8 +22,8 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
 
     let step = command.step.clone().expect("it names a step");
     let task: TaskId = step.task_id.parse().expect("a task's id");
-    let mut results =
-        bus.consume_tasks(partition::for_task(task), ConsumeOptions::new(8, CancellationToken::new()));
+    let mut results = bus
+        .consume_tasks(partition::for_task(task), ConsumeOptions::new(8, CancellationToken::new()));
     let mut outcome = async || {
         let delivery = tokio::time::timeout(Duration::from_secs(60), results.next()).await;
         let delivery = delivery.expect("waited in vain for a result").expect("the consumer runs");
