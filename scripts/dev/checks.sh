@@ -336,7 +336,7 @@ checks_lint() {
 # Checks names and prose against docs/GLOSSARY.md.
 checks_language() {
   ensure_packages python
-  as_caller python3 scripts/dev/language.py docs README.md ARCHITECTURE.md CONTRIBUTING.md
+  as_caller python3 scripts/dev/language.py
 }
 
 # The checked SQL macros describe each query with a database that has the current schema, and write

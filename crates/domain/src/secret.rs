@@ -5,8 +5,8 @@ use std::collections::HashSet;
 /// Minimum size of a value in bytes, surrounding white space not counted. A shorter value cannot be
 /// told from ordinary text, so it could not be scrubbed from output.
 pub const MIN_VALUE_BYTES: usize = 8;
-/// Minimum strength of a value in bits. A script could confirm a guess by having it echoed where the
-/// value was sent. At ten million guesses a second this strength takes two hundred years to search.
+/// Minimum strength of a value in bits. A script could confirm a guess by having it echoed where
+/// the value was sent. At ten million guesses a second, a search takes two hundred years.
 pub const MIN_VALUE_BITS: u32 = 56;
 /// Maximum size of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 64 * 1024;

@@ -137,7 +137,7 @@ impl PricesSource {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Given => "given",
-            Self::Catalog => "catalogue",
+            Self::Catalog => "catalogue", // stored
             Self::Free => "free",
             Self::Unknown => "unknown",
         }

@@ -153,8 +153,8 @@ impl Router {
         Self { vendors, master_keys, policy, breakers, keys: Keys::default(), metrics }
     }
 
-    /// Vendor calls allowed for an answer of which `attempts` are left; 0: as many as one answer may
-    /// take.
+    /// Vendor calls allowed for an answer of which `attempts` are left; 0: as many as one answer
+    /// may take.
     pub(crate) fn max_calls(&self, attempts: u32) -> u32 {
         if attempts > 0 { attempts } else { MAX_ANSWER_CALLS.max(self.policy.attempts) }
     }
