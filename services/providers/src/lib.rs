@@ -84,7 +84,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     let lifecycle = context.lifecycle();
     lifecycle.spawn_job("topology", bus.clone().maintain_topology(lifecycle.draining()));
-    let listening = clock::sync_from_stream(bus.subscribe_time().await?, lifecycle.draining()).await;
+    let listening =
+        clock::sync_from_stream(bus.subscribe_time().await?, lifecycle.draining()).await;
     lifecycle.spawn_job("clock", listening);
     let (breakers, changed) = Breakers::new();
     let shared =

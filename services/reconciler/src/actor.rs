@@ -319,7 +319,10 @@ impl Args {
     /// is still wanted when the task resumes, the step's command is sent again, unless the result
     /// was redriven before.
     async fn dead_letter(&self, receipt: Receipt, reason: &str) {
-        self.reconciler.bus.dead_letter(receipt, &format!("its task is quarantined: {reason}")).await;
+        self.reconciler
+            .bus
+            .dead_letter(receipt, &format!("its task is quarantined: {reason}"))
+            .await;
     }
 }
 

@@ -53,8 +53,12 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
             Outcome::Code(code_results(completed.results))
         }
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),
-        mesh::step_result::Outcome::Cancelled(cancelled) if !cancelled.partial_answer.is_empty() => {
-            Outcome::Interrupted(cancelled.partial_answer.into_iter().filter_map(to_block).collect())
+        mesh::step_result::Outcome::Cancelled(cancelled)
+            if !cancelled.partial_answer.is_empty() =>
+        {
+            Outcome::Interrupted(
+                cancelled.partial_answer.into_iter().filter_map(to_block).collect(),
+            )
         }
         mesh::step_result::Outcome::Cancelled(cancelled) => {
             Outcome::Cancelled(code_results(cancelled.results))
@@ -63,7 +67,8 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
             if suspended.approval_requests.is_empty() && suspended.awaits.is_empty() {
                 return Err(InvalidResult("it waits for nothing"));
             }
-            let approval_requests = suspended.approval_requests.into_iter().map(approval_request).collect();
+            let approval_requests =
+                suspended.approval_requests.into_iter().map(approval_request).collect();
             let awaits = suspended.awaits.into_iter().map(awaited_call).collect::<Option<_>>();
             let awaits =
                 awaits.ok_or(InvalidResult("it waits for what is no task, or without end"))?;

@@ -645,8 +645,10 @@ impl Reconciler {
                     self.token_keys.as_deref(),
                 ) {
                     Ok(execute) => {
-                        let execute =
-                            mesh::CodeExecute { may_have_been_sent: may_have_been_sent(step), ..execute };
+                        let execute = mesh::CodeExecute {
+                            may_have_been_sent: may_have_been_sent(step),
+                            ..execute
+                        };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
                         self.dispatch(
                             loaded,

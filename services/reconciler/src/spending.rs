@@ -185,7 +185,8 @@ async fn record_spending(
                 receipt.ack().await;
             }
             Err(error) => {
-                bus.dead_letter(receipt, &format!("spending cannot be recorded: {}", Chain(&error))).await
+                bus.dead_letter(receipt, &format!("spending cannot be recorded: {}", Chain(&error)))
+                    .await
             }
         }
     }

@@ -35,10 +35,7 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
     }
 }
 
-async fn answer_question(
-    shared: &Shared,
-    question: mesh::RepositoriesQuery,
-) -> mesh::Repositories {
+async fn answer_question(shared: &Shared, question: mesh::RepositoriesQuery) -> mesh::Repositories {
     match list(shared, &question).await {
         Ok((repositories, next_page)) => {
             mesh::Repositories { repositories, next_page, failure: String::new() }

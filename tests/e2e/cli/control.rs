@@ -159,14 +159,8 @@ async fn conversation_is_rewound_edited_and_forked() {
     wait_for_messages(&mesh, &task, &["one", "1: one", "two"]).await;
 
     // The same message with another text, from the command line or from a pipe.
-    run(
-        &mesh,
-        &format!("message edit {two}"),
-        "deux",
-        0,
-        &["replaces:", two, "queued", "deux"],
-    )
-    .await;
+    run(&mesh, &format!("message edit {two}"), "deux", 0, &["replaces:", two, "queued", "deux"])
+        .await;
     let said = wait_for_messages(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
     client.conversation(&task).wait_until_idle().await;
     let (deux, answer) = (&said[2].0, &said[3].0);

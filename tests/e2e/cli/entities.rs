@@ -323,12 +323,7 @@ async fn entities_are_managed_by_name_and_by_id() {
         &mesh,
         &[
             (&format!("message create {id}"), " ", 2, &["- spec.blocks: "]),
-            (
-                &format!("message update {said} 'another try'"),
-                "",
-                0,
-                &["another try", "queued"],
-            ),
+            (&format!("message update {said} 'another try'"), "", 0, &["another try", "queued"]),
             (
                 &format!("message update {said} --revision 1 late"),
                 "",

@@ -149,10 +149,7 @@ async fn cli_scans_and_follows_a_repository() {
     run(&mesh, "scan octo/ledger", "", 2, &["model"]).await;
     let nothing = construct(&mesh, &["scan", "octo/ledger", "--model", "n"], "").await;
     assert_eq!(nothing.code(), 0, "{nothing:?}");
-    assert_eq!(
-        nothing.output, "the scan found no candidates in this repository\n",
-        "{nothing:?}"
-    );
+    assert_eq!(nothing.output, "the scan found no candidates in this repository\n", "{nothing:?}");
     assert_eq!(github.complaints(), Vec::<String>::new());
 }
 

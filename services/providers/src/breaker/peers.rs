@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use construct_bus::{
     Bus,
-    subject::{BreakerUpdate, BreakerState},
+    subject::{BreakerState, BreakerUpdate},
     subscribe,
 };
 use construct_proto::{
@@ -55,7 +55,9 @@ pub(crate) async fn start(
         "breaker-questions",
         exchange.clone().answer_state_queries(lifecycle.draining()),
     );
-    if let Err(error) = bus.request_breakers(&BreakersRequest { instance: instance.to_owned() }).await {
+    if let Err(error) =
+        bus.request_breakers(&BreakersRequest { instance: instance.to_owned() }).await
+    {
         tracing::warn!(%error, "the other processes cannot be asked which breakers are open");
     }
     Ok(())
@@ -172,8 +174,10 @@ impl PeerExchange {
             state: state.into(),
             remaining,
         };
-        if let Err(error) =
-            self.bus.publish_breaker(&BreakerUpdate { instance: self.instance.clone() }, &changed).await
+        if let Err(error) = self
+            .bus
+            .publish_breaker(&BreakerUpdate { instance: self.instance.clone() }, &changed)
+            .await
         {
             tracing::warn!(%error, "the other processes cannot be told how a breaker has changed");
         }

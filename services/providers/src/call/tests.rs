@@ -73,8 +73,11 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
 /// Retries at once, so that tests with real connections don't wait.
 pub(crate) const NO_DELAY_POLICY: Policy =
     Policy { attempts: 3, initial_delay: Duration::ZERO, max_delay: Duration::from_secs(1) };
-const RETRY_POLICY: Policy =
-    Policy { attempts: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
+const RETRY_POLICY: Policy = Policy {
+    attempts: 3,
+    initial_delay: Duration::from_secs(1),
+    max_delay: Duration::from_secs(10),
+};
 
 /// Opens the same vendor for every provider.
 pub(crate) struct SingleVendor(pub(crate) Arc<dyn Vendor>);

@@ -144,8 +144,12 @@ impl RouteCache {
 }
 
 fn route_from_proto(found: mesh::ResolvedModel, model: &str) -> Result<Route, Refusal> {
-    let mesh::ResolvedModel { provider: Some(provider), model: Some(target), fallbacks, hedge_after } =
-        found
+    let mesh::ResolvedModel {
+        provider: Some(provider),
+        model: Some(target),
+        fallbacks,
+        hedge_after,
+    } = found
     else {
         return Err(Refusal::new(Kind::NoModel, format!("there is no model `{model}`")));
     };

@@ -69,8 +69,14 @@ impl Call {
             };
             let interrupts =
                 Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
-            let call =
-                RoutedCall { request, targets, hedge_after, attempts: 0, lost_calls: 0, interrupts };
+            let call = RoutedCall {
+                request,
+                targets,
+                hedge_after,
+                attempts: 0,
+                lost_calls: 0,
+                interrupts,
+            };
             let routed = router.call(call, &mut sink).await;
             // Before the client learns of the end, so that a following query of the spending
             // includes this call.

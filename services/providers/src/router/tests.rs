@@ -26,8 +26,11 @@ use crate::{
     vendor::Vendor,
 };
 
-const RETRY_POLICY: Policy =
-    Policy { attempts: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
+const RETRY_POLICY: Policy = Policy {
+    attempts: 3,
+    initial_delay: Duration::from_secs(1),
+    max_delay: Duration::from_secs(10),
+};
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What a vendor does when it is called.

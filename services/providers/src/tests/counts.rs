@@ -107,8 +107,9 @@ async fn count_query_over_nats_is_answered() {
             .await;
     // A count needs no step.
     let call = ModelInvoke { step: None, ..call(Wire::Anthropic, &server, &[KEY]) };
-    let ask =
-        async |call| bus.ask(&CountTokens, &TokenCountQuery { call: Some(call) }, TEST_TIMEOUT).await;
+    let ask = async |call| {
+        bus.ask(&CountTokens, &TokenCountQuery { call: Some(call) }, TEST_TIMEOUT).await
+    };
     let counted = until("an answer", async || ask(call.clone()).await).await;
     assert_eq!((counted.input_tokens, counted.exact, counted.failure), (42, true, None));
     let nobody = ask(ModelInvoke { model: None, ..call }).await.expect("it is served");

@@ -413,7 +413,11 @@ async fn redelivered_command_does_not_regain_its_attempts() {
         let Some(step_result::Outcome::Failed(failure)) = outcome else {
             panic!("{case}: {outcome:?}")
         };
-        assert_eq!(failure.attempts, left + delivery - 1, "{case}: the failure says how many count");
+        assert_eq!(
+            failure.attempts,
+            left + delivery - 1,
+            "{case}: the failure says how many count"
+        );
         let outcome = answer(&failing(left - 1, attempts), delivery).await;
         assert!(
             matches!(outcome, Some(step_result::Outcome::ModelCompleted(_))),
