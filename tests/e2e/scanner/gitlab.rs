@@ -118,7 +118,7 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
         gitlab.requests()
     );
     // A connection to one kind of host does not work for the other.
-    let wrong = v1::ScanSpec { connection: "lab".into(), ..super::scan_spec("octo/ledger", "m") };
+    let wrong = v1::ScanSpec { connection: "lab".into(), ..scan_spec("octo/ledger", "m") };
     let request = v1::CreateScanRequest { spec: Some(wrong), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
