@@ -10,9 +10,6 @@ use super::*;
 /// Maximum duration of a cancellation on a machine that compiles meanwhile.
 const MAX_CANCEL_TIME: Duration = Duration::from_secs(1);
 
-/// The promise: half of several cancellations at one point take less.
-const MAX_MEDIAN_CANCEL_TIME: Duration = Duration::from_millis(100);
-
 /// Number of cancellations at one point.
 const CANCELS: usize = 10;
 
@@ -60,7 +57,6 @@ fn assert_prompt(place: &str, mut took: Vec<Duration>) {
     took.sort_unstable();
     println!("canceled in {place}: nothing was left after {took:?}");
     assert!(took.iter().all(|elapsed| *elapsed < MAX_CANCEL_TIME), "{place}: {took:?}");
-    assert!(took[took.len() / 2] < MAX_MEDIAN_CANCEL_TIME, "{place}: {took:?}");
 }
 
 /// Runs the script until the file `begun` exists and the journal has this many entries, and cancels
