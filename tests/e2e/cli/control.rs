@@ -330,7 +330,7 @@ async fn scheduled_messages_are_sent_and_their_runs_listed() {
                 &[
                     "weekly",
                     "0 9 * * MON Europe/Berlin",
-                    "are skipped",
+                    "missed runs: skipped",
                     "Monday",
                     "Look at the news.",
                 ],
