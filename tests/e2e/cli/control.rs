@@ -393,7 +393,7 @@ async fn scheduled_messages_are_sent_and_their_runs_listed() {
         &[
             ("schedule runs soon", "", 0, &["sent", &task, &said[0].0]),
             ("schedule get soon", "", 0, &["last run:"]),
-            (&format!("schedule list --task {task}"), "", 0, &["soon", "over"]),
+            (&format!("schedule list --task {task}"), "", 0, &["soon", "none"]),
             ("schedule delete soon", "", 0, &["schedule soon is deleted\n"]),
             ("schedule delete soon", "", 1, &["not found"]),
             ("schedule runs soon", "", 1, &["not found"]),
