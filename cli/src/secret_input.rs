@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_trailing_line_break_is_removed() {
+    fn trailing_line_break_is_removed_once() {
         for (input, expected) in
             [("a", "a"), ("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a ", " a ")]
         {

@@ -16,7 +16,7 @@ TYPES = (
     "About Above Admitted Ahead Announced Asked Asking Away Awaited Begun Below Beside Called Came Carried "
     "Changed Checked Claimed Closed Commanded Committed Counted Cut Decided Does Done Edited Ended Ending "
     "Ends Exceeded Executed Fetched Forwarded Found Fresh Gathered Given Gone Grown Handed Hashed Heard "
-    "Held Hidden Joined Judged Kept Keyed Known Lately Left Listed Loaded Looked Looks Looked Made Masked "
+    "Held Hidden Joined Judged Kept Keyed Known Lately Left Listed Loaded Looked Looks Made Masked "
     "May Means Metered Missed Named Noted Now Of Only Opened Outlined Over Packed Passed Passing Past "
     "Placed Posted Prepared Presented Pressed Put Recorded Remembered Removed Rendered Repeated Requested "
     "Resealed Rewound Routed Said Saved Say Searched Sealed Seen Sending Sent Settled Shed Shown Spent "

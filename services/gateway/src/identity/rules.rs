@@ -165,8 +165,8 @@ mod tests {
         let mut groups: Vec<(String, String, Vec<String>)> = Vec::new();
         for (service, method, access) in rules {
             let needs = match access {
-                Access::Public => "nobody has to be anybody | ".to_owned(),
-                Access::Caller => "anybody | ".to_owned(),
+                Access::Public => "anyone, without credentials | ".to_owned(),
+                Access::Caller => "any caller | ".to_owned(),
                 Access::Role(role, scope) => format!("{} | `{}`", role.as_str(), scope.as_str()),
                 Access::Operator => "owner of the operator's organization | `admin`".to_owned(),
             };
